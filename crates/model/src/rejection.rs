@@ -1,0 +1,135 @@
+//! The request does not fit the state: nothing changed, and the caller decides what next.
+
+use crate::id::{Fence, TaskId};
+use crate::name::QueueName;
+use crate::state::StateKind;
+
+/// Why a shard or the catalog said no.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Rejection {
+    /// No task of this id, or its retention has passed.
+    #[error("there is no task {id}: it never was, or its retention has passed")]
+    NotFound {
+        /// The id asked for.
+        id: TaskId,
+    },
+    /// No queue of this name.
+    #[error("there is no queue {queue:?}: create it with PUT /v1/queues/{queue}")]
+    UnknownQueue {
+        /// The name asked for.
+        queue: QueueName,
+    },
+    /// The task was freed and nobody claimed it since.
+    #[error("task {id} is {state}: this claim was freed, claim it again")]
+    NotClaimed {
+        /// Which.
+        id: TaskId,
+        /// What it is.
+        state: StateKind,
+    },
+    /// Another claim came after this one.
+    #[error("this token has fence {given}, task {id} has had fence {current} since: stop working on it")]
+    StaleToken {
+        /// Which.
+        id: TaskId,
+        /// The caller's.
+        given: Fence,
+        /// The task's last.
+        current: Fence,
+    },
+    /// The task cannot be claimed now.
+    #[error("task {id} is {state}, only a ready task can be claimed")]
+    NotReady {
+        /// Which.
+        id: TaskId,
+        /// What it is.
+        state: StateKind,
+    },
+    /// The task is over, and this needs a live one.
+    #[error("task {id} has ended as {state}")]
+    AlreadyEnded {
+        /// Which.
+        id: TaskId,
+        /// Its end.
+        state: StateKind,
+    },
+    /// The task is not over, and this needs an ended one.
+    #[error("task {id} is {state}: only a dead, failed or cancelled task can be requeued")]
+    NotEnded {
+        /// Which.
+        id: TaskId,
+        /// What it is.
+        state: StateKind,
+    },
+    /// Another task has the unique key.
+    #[error("task {holder} has this key already")]
+    NotUnique {
+        /// Who has it.
+        holder: TaskId,
+    },
+    /// The dedup key's task has another kind or payload.
+    #[error("task {holder} has this dedup key, but another kind or payload: use another key")]
+    DedupMismatch {
+        /// Who has it.
+        holder: TaskId,
+    },
+    /// The queue has as many tasks, or dedup keys, as it takes.
+    #[error("queue {queue:?} is full ({count} {what}): retry later or raise {limit}")]
+    QueueFull {
+        /// Which.
+        queue: QueueName,
+        /// How many there are, in this shard.
+        count: u64,
+        /// Of what.
+        what: &'static str,
+        /// The policy field.
+        limit: &'static str,
+    },
+    /// An atomic enqueue failed because of another of its tasks.
+    #[error("nothing was enqueued: task {n} of this atomic request was refused ({code})")]
+    NotAtomic {
+        /// Which one, from 0.
+        n: usize,
+        /// Why.
+        code: &'static str,
+    },
+    /// The settings are older than what is there.
+    #[error("version {given} is not newer than {current}: read the queue again and retry")]
+    StaleVersion {
+        /// The caller's.
+        given: u64,
+        /// What is there.
+        current: u64,
+    },
+    /// The queue has tasks.
+    #[error("queue {queue:?} is not empty ({count} tasks): {hint}")]
+    NotEmpty {
+        /// Which.
+        queue: QueueName,
+        /// How many there are.
+        count: u64,
+        /// What to do.
+        hint: &'static str,
+    },
+}
+
+impl Rejection {
+    /// The stable code that programs read.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Rejection::NotFound { .. } => "not_found",
+            Rejection::UnknownQueue { .. } => "unknown_queue",
+            Rejection::NotClaimed { .. } => "not_claimed",
+            Rejection::StaleToken { .. } => "stale_token",
+            Rejection::NotReady { .. } => "not_ready",
+            Rejection::AlreadyEnded { .. } => "already_ended",
+            Rejection::NotEnded { .. } => "not_ready",
+            Rejection::NotUnique { .. } => "not_unique",
+            Rejection::DedupMismatch { .. } => "dedup_mismatch",
+            Rejection::QueueFull { .. } => "queue_full",
+            Rejection::NotAtomic { code, .. } => code,
+            Rejection::StaleVersion { .. } => "stale_version",
+            Rejection::NotEmpty { .. } => "not_ready",
+        }
+    }
+}
