@@ -1,0 +1,315 @@
+//! How a task ends, how long it stays readable, and what is left of it after that.
+
+use model::{
+    Event, Fence, OnExhausted, Position, Rejection, Reply, Settled, StateKind, TaskId, WallTime, limits,
+};
+
+use super::execution::{Flags, Last, QueueNo, Slot};
+use super::journal::execution_key;
+use super::lists::{DEAD, ENDED, ENDED_OWN};
+use super::record::{Read, Reader, Writer};
+use super::shift::Side;
+use super::timers::Timer;
+use super::{Outcome, Shard};
+use crate::effects::{Effect, Effects};
+use crate::machine::Table;
+
+/// Whose retention a timer is about.
+pub(super) const RETAINED: [usize; 2] = [ENDED, DEAD];
+
+/// Ended tasks forgotten by one end, when a policy's bounds were lowered. The next ends go on.
+const PRUNED_AT_ONCE_MAX: usize = 64;
+
+/// A call with a token: it holds the task, or its answer is known.
+pub(super) enum Held {
+    /// The claim is current.
+    Yes(Slot),
+    /// The call was made before, with this answer.
+    Answered(Settled),
+}
+
+/// Which call asks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Ack,
+    Fail,
+    Other,
+}
+
+impl Shard {
+    /// Whether `fence` holds the task, was answered before, or why not.
+    pub(super) fn held(&self, id: TaskId, given: Fence, verb: Verb) -> Result<Held, Rejection> {
+        let Some(slot) = self.tasks.find(id) else { return self.held_outcome(id, given, verb) };
+        let task = &self.tasks[slot];
+        let state = task.state;
+        if given != task.fence {
+            return Err(Rejection::StaleToken { id, given, current: task.fence });
+        }
+        if state == StateKind::Claimed {
+            return Ok(Held::Yes(slot));
+        }
+        let attempt = u32::from(task.attempts);
+        let settled = match (verb, task.last) {
+            (Verb::Ack, Last::Acked) | (Verb::Fail, Last::FailedForGood) => {
+                Settled { id, state, attempt, due: None }
+            }
+            (Verb::Fail, Last::FailedForNow) => {
+                let due = Some(WallTime::from_millis(task.since));
+                Settled { id, state: StateKind::Retrying, attempt, due }
+            }
+            _ if state.is_ended() => return Err(Rejection::AlreadyEnded { id, state }),
+            _ => return Err(Rejection::NotClaimed { id, state }),
+        };
+        Ok(Held::Answered(settled))
+    }
+
+    fn held_outcome(&self, id: TaskId, given: Fence, verb: Verb) -> Result<Held, Rejection> {
+        let outcome = self.outcomes.find(id).ok_or(Rejection::NotFound { id })?;
+        if outcome.fence != given {
+            return Err(Rejection::StaleToken { id, given, current: outcome.fence });
+        }
+        match (verb, outcome.last) {
+            (Verb::Ack, Last::Acked) | (Verb::Fail, Last::FailedForGood) => Ok(Held::Answered(Settled {
+                id,
+                state: outcome.state,
+                attempt: outcome.attempts.into(),
+                due: None,
+            })),
+            _ => Err(Rejection::AlreadyEnded { id, state: outcome.state }),
+        }
+    }
+
+    /// Ends a task that nobody holds any more: keys, line, retention.
+    pub(super) fn end(&mut self, at: Position, slot: Slot, state: StateKind, effects: &mut Effects) {
+        debug_assert!(state.is_ended() && !self.claims.contains_key(&slot));
+        self.shift(slot, state, at.wall.millis(), Side::Back);
+        self.tasks[slot].flags.clear(Flags::CANCEL);
+        self.tasks[slot].since = at.elapsed.0;
+        self.free_unique(slot);
+        self.begin_window(at, slot);
+        self.leave_line(at, slot, effects);
+        let no = self.tasks[slot].queue;
+        if state == StateKind::Dead {
+            self.touch_queue(no);
+            self.queues.at_mut(no).totals.dead += 1;
+        }
+        self.retain(at, slot, effects);
+    }
+
+    /// Sees to it that an ended task stays as long as it may, and no longer.
+    pub(super) fn retain(&mut self, at: Position, slot: Slot, effects: &mut Effects) {
+        let task = &self.tasks[slot];
+        let no = task.queue;
+        match task.own_retention_end() {
+            Some(until) => self.wall_timers.add(until.millis(), Timer::OwnRetention(task.id.into())),
+            None => self.arm_retention(no),
+        }
+        self.prune(at, no, effects);
+    }
+
+    /// Ends a task without a worker's word.
+    pub(super) fn end_because(
+        &mut self,
+        at: Position,
+        slot: Slot,
+        state: StateKind,
+        reason: String,
+        effects: &mut Effects,
+    ) {
+        self.happened(slot, Event::Ended { state, reason }, effects);
+        self.end(at, slot, state, effects);
+    }
+
+    /// A waiting task's time has passed.
+    pub(super) fn expire(&mut self, at: Position, slot: Slot, effects: &mut Effects) {
+        let reason = "its time passed before it was claimed".to_owned();
+        self.end_because(at, slot, StateKind::Expired, reason, effects);
+    }
+
+    /// The end of a task whose attempts are used up.
+    pub(super) fn exhausted(&self, slot: Slot) -> StateKind {
+        match self.queues[self.tasks[slot].queue].policy().on_exhausted {
+            OnExhausted::Dead => StateKind::Dead,
+            OnExhausted::Discard => StateKind::Failed,
+        }
+    }
+
+    /// Forgets the oldest ended and dead tasks over the queue's bounds.
+    fn prune(&mut self, at: Position, no: QueueNo, effects: &mut Effects) {
+        let queue = &self.queues[no];
+        let retained_max = queue.share(queue.policy().retained_max, self.shards);
+        let dead_max = queue.share(queue.policy().dead_max, self.shards);
+        for _ in 0..PRUNED_AT_ONCE_MAX {
+            let queue = &self.queues[no];
+            let oldest = if queue.lists[ENDED].len + queue.lists[ENDED_OWN].len > retained_max {
+                self.first(ENDED, no).or_else(|| self.first(ENDED_OWN, no))
+            } else if queue.lists[DEAD].len > dead_max {
+                self.first(DEAD, no)
+            } else {
+                return;
+            };
+            self.forget(at, oldest.expect("the line is not empty"), effects);
+        }
+    }
+
+    /// Removes an ended task; its final fence's outcome stays for its time.
+    pub(super) fn forget(&mut self, at: Position, slot: Slot, effects: &mut Effects) {
+        self.touch(slot);
+        self.keep_dedup(slot);
+        self.keep_outcome(at, slot);
+        let task = &self.tasks[slot];
+        if let Some(until) = task.own_retention_end() {
+            self.wall_timers.remove(until.millis(), Timer::OwnRetention(task.id.into()));
+        }
+        self.leave(slot);
+        self.touch_removed(slot);
+        let task = self.tasks.remove(slot);
+        effects.push(Effect::Forget { task: task.id });
+        self.remove_if_dropped(task.queue);
+    }
+
+    fn keep_outcome(&mut self, at: Position, slot: Slot) {
+        let task = &self.tasks[slot];
+        let until = model::Elapsed(task.since).after(limits::OUTCOME_KEPT);
+        let answered = matches!(task.last, Last::Acked | Last::FailedForGood);
+        if !answered || until <= at.elapsed {
+            return;
+        }
+        // Numbers grow with the time of forgetting, and that is the order in which they go: an
+        // outcome may stay a little longer than it must, never shorter.
+        let until = self.outcomes.ring.back().map_or(until, |last| last.until.max(until));
+        let outcome = Outcome {
+            seq: self.counters.outcome,
+            task: task.id,
+            fence: task.fence,
+            last: task.last,
+            state: task.state,
+            attempts: task.attempts,
+            until,
+        };
+        self.counters.outcome += 1;
+        self.journal.add_hash(outcome.hash());
+        self.outcomes.by_task.insert(outcome.task, outcome.seq);
+        self.outcomes.ring.push_back(outcome);
+    }
+
+    /// Lets the oldest outcome go, if its time has come.
+    pub(super) fn forget_outcome(&mut self, at: Position) -> bool {
+        if self.outcomes.ring.front().is_none_or(|outcome| outcome.until > at.elapsed) {
+            return false;
+        }
+        let outcome = self.outcomes.ring.pop_front().expect("it was just seen");
+        self.counters.first_outcome = outcome.seq + 1;
+        self.journal.subtract_hash(outcome.hash());
+        if self.outcomes.by_task.get(&outcome.task) == Some(&outcome.seq) {
+            self.outcomes.by_task.remove(&outcome.task);
+        }
+        if let Some(&(first, last)) = self.outcomes.chunks.front()
+            && last <= outcome.seq
+        {
+            self.outcomes.chunks.pop_front();
+            self.journal.store(Table::Outcomes, first.to_be_bytes().to_vec(), None);
+        }
+        true
+    }
+
+    /// Writes the outcomes since the last cut as one record.
+    pub(super) fn store_outcomes(&mut self) {
+        let fresh =
+            self.outcomes.fresh.max(self.outcomes.ring.front().map_or(u64::MAX, |outcome| outcome.seq));
+        self.outcomes.fresh = self.counters.outcome;
+        if fresh >= self.counters.outcome {
+            return;
+        }
+        let skip = self.outcomes.ring.partition_point(|outcome| outcome.seq < fresh);
+        let mut w = Writer::default();
+        super::record::version(&mut w);
+        for outcome in self.outcomes.ring.range(skip..) {
+            w.u64(outcome.seq);
+            outcome.write(&mut w);
+        }
+        self.outcomes.chunks.push_back((fresh, self.counters.outcome - 1));
+        self.journal.store(Table::Outcomes, fresh.to_be_bytes().to_vec(), Some(w.0));
+    }
+
+    /// Sees to it that the retention of a queue's ended and dead tasks is looked at in time.
+    pub(super) fn arm_retention(&mut self, no: QueueNo) {
+        for (which, list) in RETAINED.into_iter().enumerate() {
+            let queue = &self.queues[no];
+            if queue.retention_armed[which].is_none() && queue.lists[list].len > 0 {
+                let due = self.retention_due(no, which).expect("the line is not empty").millis();
+                self.retention.insert((due, no, which));
+                self.queues.at_mut(no).retention_armed[which] = Some(due);
+            }
+        }
+    }
+
+    /// As [`Shard::arm_retention`], after the policy changed.
+    pub(super) fn rearm_retention(&mut self, no: QueueNo) {
+        for which in 0..RETAINED.len() {
+            if let Some(due) = self.queues.at_mut(no).retention_armed[which].take() {
+                self.retention.remove(&(due, no, which));
+            }
+        }
+        self.arm_retention(no);
+    }
+
+    /// When the first of a queue's ended, or dead, tasks may go.
+    pub(super) fn retention_due(&self, no: QueueNo, which: usize) -> Option<WallTime> {
+        let head = self.first(RETAINED[which], no)?;
+        let policy = self.queues[no].policy();
+        let retention = if which == 0 { policy.retention } else { policy.dead_retention };
+        Some(self.tasks[head].ended_at().after(retention))
+    }
+
+    /// What a settled task looks like to its caller.
+    pub(super) fn settled(&self, slot: Slot) -> Reply {
+        let task = &self.tasks[slot];
+        let due = match task.state {
+            StateKind::Delayed => Some(WallTime::from_millis(task.when)),
+            StateKind::Retrying => Some(WallTime::from_millis(task.since)),
+            _ => None,
+        };
+        let attempt = u32::from(task.attempts);
+        Reply::Settled(Settled { id: task.id, state: task.state, attempt, due })
+    }
+}
+
+impl super::Outcomes {
+    pub(super) fn find(&self, id: TaskId) -> Option<&Outcome> {
+        let seq = *self.by_task.get(&id)?;
+        let first = self.ring.front()?.seq;
+        self.ring.get((seq - first) as usize)
+    }
+}
+
+impl Outcome {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.u128(self.task.bits());
+        w.u64(self.fence.0);
+        w.u8(self.last as u8);
+        w.u8(self.state as u8);
+        w.u16(self.attempts);
+        w.u64(self.until.0);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Read<Outcome> {
+        Ok(Outcome {
+            seq: r.u64()?,
+            task: r.task()?,
+            fence: Fence(r.u64()?),
+            last: Last::from_number(r.u8()?).ok_or("an outcome is unknown")?,
+            state: StateKind::from_number(r.u8()?).ok_or("a state is unknown")?,
+            attempts: r.u16()?,
+            until: model::Elapsed(r.u64()?),
+        })
+    }
+}
+
+/// Kept beside the writer so that both agree on the key's form.
+pub(super) fn id_of_key(key: &[u8]) -> Read<TaskId> {
+    let bits: [u8; 16] = key.try_into().map_err(|_| "a key is not 16 bytes long")?;
+    let id = TaskId::from_bits(u128::from_be_bytes(bits)).ok_or("a task id is none")?;
+    debug_assert_eq!(execution_key(id), key);
+    Ok(id)
+}

@@ -1,0 +1,258 @@
+//! Takes tasks in.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use model::command::UniqueUntil;
+use model::{
+    Enqueued, Event, Fence, KeyHash, NewTask, Position, QueueName, Rejection, Reply, Start, StateKind,
+    WallTime, limits,
+};
+
+use super::Shard;
+use super::execution::{DedupKey, Execution, Extra, Flags, Last, NONE, OrderPlace, Slot, UniqueKey};
+use super::keys::{DedupEntry, Scoped};
+use super::shift::Side;
+use crate::effects::{Effect, Effects};
+
+/// Whether a queue's limits count: they do for callers, not for follow-ups, which an ack has promised.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Limits {
+    Count,
+    Ignore,
+}
+
+/// What becomes of a task that may come in.
+enum Verdict {
+    New(Scoped),
+    Known(Enqueued),
+}
+
+/// What the earlier tasks of an atomic request will have changed.
+#[derive(Default)]
+struct Ahead {
+    tasks: BTreeMap<QueueName, u64>,
+    dedup: BTreeMap<KeyHash, (model::Digest, model::TaskId)>,
+    dedup_counts: BTreeMap<QueueName, u64>,
+    unique: BTreeMap<KeyHash, model::TaskId>,
+    ids: BTreeSet<model::TaskId>,
+}
+
+impl Shard {
+    pub(super) fn enqueue(
+        &mut self,
+        at: Position,
+        tasks: Vec<NewTask>,
+        atomic: bool,
+        effects: &mut Effects,
+    ) -> Result<Reply, Rejection> {
+        if atomic {
+            self.check_all(&tasks)?;
+        }
+        let outcomes = tasks.into_iter().map(|task| self.take_in(at, task, Limits::Count, effects));
+        Ok(Reply::Enqueued(outcomes.collect()))
+    }
+
+    /// Takes one task in, or says why not.
+    pub(super) fn take_in(
+        &mut self,
+        at: Position,
+        task: NewTask,
+        limits: Limits,
+        effects: &mut Effects,
+    ) -> Result<Enqueued, Rejection> {
+        match self.check(&task, limits, &Ahead::default())? {
+            Verdict::Known(known) => Ok(known),
+            Verdict::New(scoped) => Ok(self.insert(at, task, &scoped, effects)),
+        }
+    }
+
+    fn check_all(&self, tasks: &[NewTask]) -> Result<(), Rejection> {
+        let mut ahead = Ahead::default();
+        for (n, task) in tasks.iter().enumerate() {
+            match self.check(task, Limits::Count, &ahead) {
+                Ok(Verdict::Known(_)) => {}
+                Ok(Verdict::New(scoped)) => ahead.add(task, &scoped),
+                Err(rejection) => return Err(Rejection::NotAtomic { n, code: rejection.code() }),
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, task: &NewTask, limits: Limits, ahead: &Ahead) -> Result<Verdict, Rejection> {
+        debug_assert_eq!(task.id.shard(), self.id, "the router sends a task to the shard in its id");
+        let queue = self.queues.find(&task.queue).map(|no| &self.queues[no]);
+        let scoped = Scoped::of(task, queue.is_some_and(|queue| queue.is_pinned()));
+        // The same id again is the same request again: its first reply was lost.
+        if let Some(slot) = self.tasks.find(task.id) {
+            let state = self.tasks[slot].state;
+            return Ok(Verdict::Known(Enqueued { id: task.id, duplicate: true, state }));
+        }
+        if ahead.ids.contains(&task.id) {
+            return Ok(Verdict::Known(Enqueued { id: task.id, duplicate: true, state: StateKind::Ready }));
+        }
+        if let Some(key) = scoped.dedup
+            && let Some((digest, holder, state)) = self.dedup_holder(key, ahead)
+        {
+            return match digest == task.digest {
+                true => Ok(Verdict::Known(Enqueued { id: holder, duplicate: true, state })),
+                false => Err(Rejection::DedupMismatch { holder }),
+            };
+        }
+        if let Some(key) = scoped.unique
+            && let Some(&holder) = self.unique.get(&key).or_else(|| ahead.unique.get(&key))
+        {
+            return Err(Rejection::NotUnique { holder });
+        }
+        if limits == Limits::Count {
+            self.check_room(task, ahead)?;
+        }
+        Ok(Verdict::New(scoped))
+    }
+
+    fn dedup_holder(&self, key: KeyHash, ahead: &Ahead) -> Option<(model::Digest, model::TaskId, StateKind)> {
+        if let Some(entry) = self.dedup.get(&key) {
+            let state = match entry.gone {
+                Some(gone) => gone.state,
+                None => self.tasks[self.tasks.find(entry.task).expect("it has not gone")].state,
+            };
+            return Some((entry.digest, entry.task, state));
+        }
+        ahead.dedup.get(&key).map(|&(digest, holder)| (digest, holder, StateKind::Ready))
+    }
+
+    fn check_room(&self, task: &NewTask, ahead: &Ahead) -> Result<(), Rejection> {
+        let Some(queue) = self.queues.find(&task.queue).map(|no| &self.queues[no]) else {
+            return self.check_queues(&task.queue);
+        };
+        let policy = queue.policy();
+        let waiting = queue.live() + ahead.tasks.get(&task.queue).copied().unwrap_or(0);
+        if let Some(max) = policy.tasks_max
+            && waiting >= queue.share(max, self.shards)
+        {
+            let queue = task.queue.clone();
+            return Err(Rejection::QueueFull { queue, count: waiting, what: "tasks", limit: "tasks_max" });
+        }
+        let keys = queue.dedup_keys + ahead.dedup_counts.get(&task.queue).copied().unwrap_or(0);
+        if task.dedup.is_some() && keys >= queue.share(policy.dedup_keys_max, self.shards) {
+            let queue = task.queue.clone();
+            let (what, limit) = ("dedup keys", "dedup_keys_max");
+            return Err(Rejection::QueueFull { queue, count: keys, what, limit });
+        }
+        Ok(())
+    }
+
+    fn check_queues(&self, queue: &QueueName) -> Result<(), Rejection> {
+        let count = self.queues.len() as u64;
+        if count < limits::QUEUES_MAX {
+            return Ok(());
+        }
+        let (what, limit) = ("queues are there already", "fewer queues: delete empty ones");
+        Err(Rejection::QueueFull { queue: queue.clone(), count, what, limit })
+    }
+
+    fn insert(&mut self, at: Position, task: NewTask, scoped: &Scoped, effects: &mut Effects) -> Enqueued {
+        let no = self.queue_or_new(&task.queue);
+        let due = match task.start {
+            Start::Now => None,
+            Start::After(delay) => Some(at.wall.after(delay)),
+            Start::At(due) => Some(due),
+        };
+        let due = due.filter(|&due| due > at.wall);
+        let extra = extra_of(at, &task, scoped, due);
+        let slot = self.tasks.insert(Execution {
+            id: task.id,
+            digest: task.digest.0 as u64,
+            enqueued_at: at.wall,
+            since: due.unwrap_or(at.wall).millis(),
+            when: 0,
+            rank: 0,
+            fence: Fence::default(),
+            extra,
+            queue: no,
+            kind_hash: task.kind_hash,
+            prev: NONE,
+            next: NONE,
+            attempts: 0,
+            lost_in_row: 0,
+            priority: task.priority,
+            state: StateKind::Ready,
+            last: Last::Open,
+            flags: Flags::default(),
+        });
+        self.touch_new(slot);
+        self.take_keys(slot);
+        let state = self.enter(slot, due);
+        self.touch_queue(no);
+        self.queues.at_mut(no).totals.enqueued += 1;
+        effects.push(Effect::Keep { task: task.id, envelope: task.envelope });
+        self.happened(slot, Event::Enqueued { state }, effects);
+        Enqueued { id: task.id, duplicate: false, state }
+    }
+
+    /// The task's dedup and unique keys refer to it from now on.
+    pub(super) fn take_keys(&mut self, slot: Slot) {
+        let task = &self.tasks[slot];
+        let id = task.id;
+        if let Some(dedup) = task.dedup() {
+            self.queues.at_mut(task.queue).dedup_keys += 1;
+            self.dedup.insert(dedup.key, DedupEntry { task: id, digest: dedup.digest, gone: None });
+        }
+        if let Some(unique) = task.unique() {
+            self.unique.insert(unique.key, id);
+        }
+    }
+
+    /// Puts a task that is in no line into the one where it begins.
+    pub(super) fn enter(&mut self, slot: Slot, due: Option<WallTime>) -> StateKind {
+        let blocked = self.line_up(slot);
+        let task = &mut self.tasks[slot];
+        (task.state, task.when) = match due {
+            _ if blocked => (StateKind::Blocked, 0),
+            Some(due) => (StateKind::Delayed, due.millis()),
+            None => (StateKind::Ready, 0),
+        };
+        let state = task.state;
+        self.join(slot, Side::Back);
+        self.arm(slot);
+        state
+    }
+}
+
+fn extra_of(at: Position, task: &NewTask, scoped: &Scoped, due: Option<WallTime>) -> Option<Box<Extra>> {
+    let extra = Extra {
+        order: task.order_key.map(|key| OrderPlace { key, seq: 0, prev: NONE, next: NONE }),
+        dedup: task.dedup.zip(scoped.dedup).map(|(dedup, key)| DedupKey {
+            key,
+            window: dedup.window,
+            digest: task.digest,
+        }),
+        unique: task.unique.zip(scoped.unique).map(|(unique, key)| UniqueKey { key, until: unique.until }),
+        hold: task.hold,
+        retry: task.retry,
+        expires_at: task.expires_in.map(|after| at.wall.after(after)),
+        retention: task.retention,
+        not_before: due.filter(|_| task.order_key.is_some()),
+    };
+    (extra != Extra::default()).then(|| Box::new(extra))
+}
+
+impl Ahead {
+    fn add(&mut self, task: &NewTask, scoped: &Scoped) {
+        *self.tasks.entry(task.queue.clone()).or_default() += 1;
+        self.ids.insert(task.id);
+        if let Some(key) = scoped.dedup {
+            self.dedup.insert(key, (task.digest, task.id));
+            *self.dedup_counts.entry(task.queue.clone()).or_default() += 1;
+        }
+        if let Some(key) = scoped.unique {
+            self.unique.insert(key, task.id);
+        }
+    }
+}
+
+impl UniqueKey {
+    /// Whether a claim gives the key up.
+    pub(super) fn ends_with_claim(self) -> bool {
+        self.until == UniqueUntil::Claimed
+    }
+}

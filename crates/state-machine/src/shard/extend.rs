@@ -1,0 +1,59 @@
+//! Keeps a claim: a later deadline, and how far the work is.
+
+use model::{Fence, Millis, Position, Rejection, Reply, StateKind, TaskId};
+
+use super::Shard;
+use super::end::{Held, Verb};
+use super::execution::{Flags, Slot};
+use super::timers::Timer;
+
+impl Shard {
+    pub(super) fn extend(
+        &mut self,
+        at: Position,
+        id: TaskId,
+        fence: Fence,
+        hold: Option<Millis>,
+    ) -> Result<Reply, Rejection> {
+        let slot = self.holding(id, fence)?;
+        self.touch(slot);
+        let claim = self.claims.get_mut(&slot).expect("a claimed task has a claim");
+        let hold = hold.unwrap_or(claim.hold);
+        claim.hold = hold;
+        let deadline = at.elapsed.after(hold);
+        let task = &mut self.tasks[slot];
+        self.elapsed_timers.remove(task.when, Timer::Deadline(id.into()));
+        task.when = deadline.0;
+        self.elapsed_timers.add(task.when, Timer::Deadline(id.into()));
+        let cancel_requested = task.flags.has(Flags::CANCEL);
+        Ok(Reply::Held { deadline: at.wall.after(hold), cancel_requested })
+    }
+
+    pub(super) fn progress(
+        &mut self,
+        at: Position,
+        id: TaskId,
+        fence: Fence,
+        percent: u8,
+        note: String,
+    ) -> Result<Reply, Rejection> {
+        let slot = self.holding(id, fence)?;
+        self.touch(slot);
+        let claim = self.claims.get_mut(&slot).expect("a claimed task has a claim");
+        claim.progress = Some((percent, note));
+        let task = &self.tasks[slot];
+        let deadline = at.wall.after(task.deadline().since(at.elapsed));
+        Ok(Reply::Held { deadline, cancel_requested: task.flags.has(Flags::CANCEL) })
+    }
+
+    fn holding(&self, id: TaskId, fence: Fence) -> Result<Slot, Rejection> {
+        match self.held(id, fence, Verb::Other)? {
+            Held::Yes(slot) => Ok(slot),
+            Held::Answered(settled) => Err(Rejection::AlreadyEnded { id, state: settled.state }),
+        }
+    }
+
+    pub(super) fn is_claimed(&self, slot: Slot) -> bool {
+        self.tasks[slot].state == StateKind::Claimed
+    }
+}

@@ -1,0 +1,86 @@
+//! Gives a claim back without an attempt: by its holder, or by a person.
+
+use model::command::OnTask;
+use model::{Event, Fence, FreedReason, Millis, Position, Rejection, Reply, StateKind, TaskId};
+
+use super::Shard;
+use super::end::{Held, Verb};
+use super::execution::Slot;
+use crate::effects::Effects;
+
+impl Shard {
+    pub(super) fn release(
+        &mut self,
+        at: Position,
+        id: TaskId,
+        fence: Fence,
+        delay: Millis,
+        effects: &mut Effects,
+    ) -> Result<Reply, Rejection> {
+        match self.held(id, fence, Verb::Other)? {
+            Held::Yes(slot) => {
+                self.free(at, slot, FreedReason::Released, delay, effects);
+                Ok(self.settled_or_gone(id, StateKind::Cancelled))
+            }
+            Held::Answered(settled) => Ok(Reply::Settled(settled)),
+        }
+    }
+
+    pub(super) fn put_back(
+        &mut self,
+        at: Position,
+        on: OnTask,
+        effects: &mut Effects,
+    ) -> Result<Reply, Rejection> {
+        let slot = self.find_on(on)?;
+        let task = &self.tasks[slot];
+        if task.state != StateKind::Claimed {
+            return Err(Rejection::NotClaimed { id: on.task, state: task.state });
+        }
+        self.free(at, slot, FreedReason::PutBack, Millis(0), effects);
+        Ok(self.settled_or_gone(on.task, StateKind::Cancelled))
+    }
+
+    /// Ends a claimed, waiting or dead task as cancelled.
+    pub(super) fn discard(
+        &mut self,
+        at: Position,
+        on: OnTask,
+        effects: &mut Effects,
+    ) -> Result<Reply, Rejection> {
+        let slot = self.find_on(on)?;
+        let state = self.tasks[slot].state;
+        if state.is_ended() && state != StateKind::Dead {
+            return Err(Rejection::AlreadyEnded { id: on.task, state });
+        }
+        if state == StateKind::Claimed {
+            self.drop_claim(slot);
+        }
+        let event = Event::Ended { state: StateKind::Cancelled, reason: "discarded by hand".to_owned() };
+        self.happened(slot, event, effects);
+        if state == StateKind::Dead {
+            self.relabel_dead(at, slot, effects);
+        } else {
+            self.end(at, slot, StateKind::Cancelled, effects);
+        }
+        Ok(self.settled_or_gone(on.task, StateKind::Cancelled))
+    }
+
+    /// The task that a person means, unless somebody else claimed it since they looked.
+    pub(super) fn find_on(&self, on: OnTask) -> Result<Slot, Rejection> {
+        let slot = self.find(on.task)?;
+        let current = self.tasks[slot].fence;
+        match on.fence {
+            Some(given) if given != current => Err(Rejection::StaleToken { id: on.task, given, current }),
+            _ => Ok(slot),
+        }
+    }
+
+    /// A settled task's answer; one that ended may have been pruned at once.
+    pub(super) fn settled_or_gone(&self, id: TaskId, end: StateKind) -> Reply {
+        match self.tasks.find(id) {
+            Some(slot) => self.settled(slot),
+            None => Reply::Settled(model::Settled { id, state: end, attempt: 0, due: None }),
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Frees all claims of a session at once.
+
+use model::{Fence, FreedReason, Position, Recovery, Reply, SessionId};
+
+use super::Shard;
+use crate::effects::Effects;
+
+impl Shard {
+    pub(super) fn end_session(
+        &mut self,
+        at: Position,
+        session: SessionId,
+        reason: FreedReason,
+        effects: &mut Effects,
+    ) -> Reply {
+        let held = self.sessions.range((session, Fence(0))..=(session, Fence(u64::MAX)));
+        let slots: Vec<_> = held.map(|(_, &slot)| slot).collect();
+        // A worker that says goodbye gives its claims back itself; one that is lost does not.
+        let freed: Vec<_> = slots
+            .into_iter()
+            .filter(|&slot| !reason.uses_attempt() || self.recovery(slot) == Recovery::Auto)
+            .collect();
+        let count = freed.len() as u64;
+        self.free_all(at, freed, reason, effects);
+        Reply::Count(count)
+    }
+
+    pub(super) fn recovery(&self, slot: super::Slot) -> Recovery {
+        self.queues[self.tasks[slot].queue].policy().recovery
+    }
+}
