@@ -1,0 +1,50 @@
+//! Where blocking work runs: on threads in production, in the caller's thread in a simulation.
+//!
+//! Nothing here knows what the work is. The log asks for one long-lived thread if there are threads, and
+//! for a short job per batch if there are none (`writer.rs`).
+
+use std::thread;
+
+/// Blocking work, to be run once.
+pub type Work = Box<dyn FnOnce() + Send>;
+
+/// Runs blocking work away from async tasks.
+pub trait Executor: Send + Sync + 'static {
+    /// Runs `work`, now or later, here or elsewhere. `name` is for people who look at threads.
+    fn spawn(&self, name: &str, work: Work);
+
+    /// Whether work may wait for other work. If not, every job must be short and must never block on
+    /// another one.
+    fn has_threads(&self) -> bool;
+}
+
+/// A thread for each piece of work.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ThreadExecutor;
+
+impl Executor for ThreadExecutor {
+    fn spawn(&self, name: &str, work: Work) {
+        thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(work)
+            .expect("the operating system gives a process its few threads at start");
+    }
+
+    fn has_threads(&self) -> bool {
+        true
+    }
+}
+
+/// Runs the work at once, in the caller's thread: the order of events is the order of calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InlineExecutor;
+
+impl Executor for InlineExecutor {
+    fn spawn(&self, _name: &str, work: Work) {
+        work();
+    }
+
+    fn has_threads(&self) -> bool {
+        false
+    }
+}

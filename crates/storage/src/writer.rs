@@ -1,0 +1,418 @@
+//! The one writer: takes what is queued, writes it with one call, syncs once, completes all of it.
+//!
+//! The hot path of the whole node. While a sync runs, the next batch gathers in the queue; a busy writer
+//! never sleeps. With threads it owns one; without, a short job runs it whenever something is queued.
+//!
+//! Must never complete a change before its sync, go on after a write or a sync that failed, or run a
+//! callback with a lock that a caller could want. Next: `table.rs` and `pool.rs`, which it feeds.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use model::GroupId;
+
+use crate::error::{Error, Result};
+use crate::group_index::Place;
+use crate::group_log::{Done, LogEntry, LogId};
+use crate::log::Shared;
+use crate::pool::Pool;
+use crate::queue::{Change, Group, Queued, Woken};
+use crate::record::{self, Facts, HEADER_BYTES, Kind, record_bytes};
+use crate::recovery::place;
+use crate::segment::{DATA_START, Segment};
+
+/// Room for the seal, which every segment must be able to take.
+const SEAL_BYTES: u64 = HEADER_BYTES as u64;
+/// Written at once.
+const PIECE_BYTES: usize = 4 * 1024 * 1024;
+/// Synced at once, if more than this is queued.
+const BATCH_BYTES: u64 = 16 * 1024 * 1024;
+/// A page of the file system: what is written ends on one, so that none must be read first.
+const PAGE_BYTES: u64 = 4096;
+/// A log that is silent for this long says so, which proves its last write.
+const IDLE: Duration = Duration::from_millis(20);
+/// How often a writer without room looks again.
+const ROOM_RETRY: Duration = Duration::from_millis(50);
+
+const NO_ID: LogId = LogId { term: 0, node: 0, index: 0 };
+
+/// The writer and where it stands.
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    pool: Arc<Pool>,
+    segment: Arc<Segment>,
+    /// Where the next record goes.
+    position: u64,
+    /// Everything before this is on the disk.
+    synced: u64,
+    /// The segment ended in the middle of something: it is sealed before the next record.
+    must_roll: bool,
+    /// Nothing written later proves that the last batch was synced.
+    unproven: bool,
+    /// Records before `position` that are not written yet.
+    buffer: Vec<u8>,
+    taken: VecDeque<Queued>,
+    /// How many entries of the first taken change are in records already.
+    written: usize,
+    completing: Vec<Done>,
+    /// Groups whose purges wait for the sync: the first index that stays.
+    purges: Vec<(GroupId, u64)>,
+    /// Said anew at the start of each segment, so that no old one is needed for them.
+    states: BTreeMap<GroupId, State>,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct State {
+    pub(crate) vote: Option<Bytes>,
+    pub(crate) purged: Option<LogId>,
+}
+
+/// Where a restart left the last segment.
+pub(crate) struct Start {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) position: u64,
+    pub(crate) must_roll: bool,
+    pub(crate) states: BTreeMap<GroupId, State>,
+}
+
+#[derive(PartialEq, Eq)]
+enum Progress {
+    Done,
+    /// No room for another segment: what could be written is complete, the rest waits.
+    Stalled,
+}
+
+impl Writer {
+    pub(crate) fn new(shared: Arc<Shared>, pool: Arc<Pool>, start: Start) -> Writer {
+        Writer {
+            shared,
+            pool,
+            segment: start.segment,
+            position: start.position,
+            synced: start.position,
+            must_roll: start.must_roll,
+            unproven: false,
+            buffer: Vec::with_capacity(PIECE_BYTES),
+            taken: VecDeque::new(),
+            written: 0,
+            completing: Vec::new(),
+            purges: Vec::new(),
+            states: start.states,
+        }
+    }
+
+    /// The writer's thread.
+    pub(crate) fn run(&mut self) {
+        let shared = self.shared.clone();
+        shared.queue.adopt();
+        let guard = PanicGuard(&shared);
+        loop {
+            if self.taken.is_empty() {
+                match shared.queue.wait(self.unproven.then_some(IDLE)) {
+                    Woken::Work => shared.queue.take(&mut self.taken),
+                    Woken::Idle => {}
+                    Woken::Closing => break self.finish(),
+                }
+            }
+            let progress = if self.taken.is_empty() { self.prove() } else { self.batch() };
+            match progress {
+                Ok(Progress::Done) => {}
+                Ok(Progress::Stalled) if shared.queue.pause(ROOM_RETRY) => break self.finish(),
+                Ok(Progress::Stalled) => {}
+                Err(error) => break self.fail(error),
+            }
+        }
+        std::mem::forget(guard);
+    }
+
+    /// The writer's job, where there are no threads.
+    pub(crate) fn run_once(&mut self) {
+        while self.shared.queue.fatal().is_none() {
+            if self.taken.is_empty() {
+                self.shared.queue.take(&mut self.taken);
+            }
+            match self.batch() {
+                Ok(Progress::Done) if !self.taken.is_empty() => {}
+                Ok(Progress::Done) if self.shared.queue.unschedule() => {}
+                Ok(Progress::Done) => return,
+                Ok(Progress::Stalled) => return self.shared.queue.unschedule_stalled(),
+                Err(error) => return self.fail(error),
+            }
+        }
+    }
+
+    /// Writes what is taken, as far as there is room, and completes it.
+    fn batch(&mut self) -> Result<Progress> {
+        let (mut progress, mut bytes) = (Progress::Done, 0);
+        while let Some(queued) = self.taken.pop_front() {
+            let before = self.position;
+            match self.change(&queued) {
+                Ok(()) => self.completing.push(queued.done),
+                Err(error) if error.is_full() => {
+                    self.taken.push_front(queued);
+                    progress = Progress::Stalled;
+                    break;
+                }
+                Err(error) => {
+                    self.taken.push_front(queued);
+                    return Err(error);
+                }
+            }
+            bytes += self.position.saturating_sub(before);
+            if bytes > BATCH_BYTES {
+                break;
+            }
+        }
+        self.set_stalled(progress == Progress::Stalled);
+        if self.position > self.synced {
+            self.write(Padding::Page)?;
+            self.sync()?;
+            self.unproven = true;
+        }
+        self.complete();
+        Ok(progress)
+    }
+
+    /// Makes records of one change.
+    fn change(&mut self, queued: &Queued) -> Result<()> {
+        let group = &queued.group;
+        match &queued.change {
+            Change::Append { entries, turn } => self.append(group, entries, *turn)?,
+            Change::Vote(vote) => {
+                self.put(Kind::Vote, group.id, NO_ID, vote)?;
+                self.states.entry(group.id).or_default().vote = Some(vote.clone());
+            }
+            Change::TruncateFrom(from) => {
+                self.put(Kind::Truncate, group.id, LogId { index: *from, ..NO_ID }, &[])?;
+                self.shared.table.lock().truncate_from(group.id, *from);
+            }
+            Change::Purge(upto) => {
+                self.put(Kind::Purge, group.id, *upto, &[])?;
+                self.states.entry(group.id).or_default().purged = Some(*upto);
+                self.purges.push((group.id, upto.index + 1));
+            }
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, group: &Group, entries: &[LogEntry], turn: u32) -> Result<()> {
+        let mut places = Vec::new();
+        let outcome = self.append_from(group.id, &entries[self.written..], &mut places);
+        let mut index = group.index.lock();
+        for (entry, place) in entries[self.written..].iter().zip(&places) {
+            index.set_place(entry.index, turn, *place);
+        }
+        drop(index);
+        self.written = if outcome.is_ok() { 0 } else { self.written + places.len() };
+        outcome
+    }
+
+    fn append_from(&mut self, group: GroupId, entries: &[LogEntry], places: &mut Vec<Place>) -> Result<()> {
+        places.reserve_exact(entries.len());
+        for entry in entries {
+            let offset = self.put(Kind::Entry, group, entry.id(), &entry.payload)?;
+            places.push(place(&self.segment, offset));
+            self.shared.table.lock().active().holds(group, entry.index);
+        }
+        Ok(())
+    }
+
+    /// Adds a record, in the next segment if this one has no room for it. Returns its offset.
+    fn put(&mut self, kind: Kind, group: GroupId, id: LogId, payload: &[u8]) -> Result<u64> {
+        if self.must_roll || !self.fits(payload.len()) {
+            self.roll()?;
+        }
+        if self.buffer.len() >= PIECE_BYTES {
+            self.write(Padding::None)?;
+        }
+        self.encode(kind, group, id, payload)
+    }
+
+    fn fits(&self, payload_bytes: usize) -> bool {
+        self.position + record_bytes(payload_bytes) as u64 + SEAL_BYTES <= self.segment.bytes
+    }
+
+    fn encode(&mut self, kind: Kind, group: GroupId, id: LogId, payload: &[u8]) -> Result<u64> {
+        let offset = self.position;
+        let room = if kind == Kind::Seal { 0 } else { SEAL_BYTES };
+        if offset + record_bytes(payload.len()) as u64 + room > self.segment.bytes {
+            let what = "a log segment has no room for the groups' votes: raise the segment size";
+            return Err(Error::Fatal { what: what.into() });
+        }
+        let synced = u32::try_from(self.synced).expect("segments are smaller than 4 GiB");
+        let facts = Facts { kind, group, epoch: self.segment.epoch, id, synced };
+        record::encode(&mut self.buffer, &facts, payload);
+        self.position = offset + record_bytes(payload.len()) as u64;
+        self.shared.counters.records.fetch_add(1, Relaxed);
+        Ok(offset)
+    }
+
+    /// Seals this segment and goes on in the next. Without room for one, nothing has changed.
+    fn roll(&mut self) -> Result<()> {
+        let next = self.next_segment()?;
+        let id = LogId { index: next.epoch, ..NO_ID };
+        self.encode(Kind::Seal, GroupId::CATALOG, id, &[])?;
+        self.write(Padding::None)?;
+        self.sync()?;
+        self.segment = Arc::new(next);
+        self.shared.table.lock().push(self.segment.clone());
+        self.position = DATA_START;
+        self.synced = DATA_START;
+        self.must_roll = false;
+        for (group, state) in self.states.clone() {
+            if let Some(vote) = state.vote {
+                self.encode(Kind::Vote, group, NO_ID, &vote)?;
+            }
+            if let Some(purged) = state.purged {
+                self.encode(Kind::Purge, group, purged, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn next_segment(&self) -> Result<Segment> {
+        loop {
+            match self.pool.take() {
+                Err(error) if error.is_full() => {
+                    let given = self.shared.options.reserve.as_ref().is_some_and(|reserve| reserve.give());
+                    if !given {
+                        return Err(error);
+                    }
+                }
+                outcome => return outcome.map_err(fatal),
+            }
+        }
+    }
+
+    /// Writes the records that are not written yet. Whatever is written ends with the header of no record,
+    /// so that nothing of an earlier life of the segment follows it.
+    fn write(&mut self, padding: Padding) -> Result<()> {
+        let start = self.position - self.buffer.len() as u64;
+        if padding == Padding::Page {
+            let end = (self.position + HEADER_BYTES as u64).next_multiple_of(PAGE_BYTES);
+            self.buffer.resize((end.min(self.segment.bytes) - start) as usize, 0);
+        }
+        self.segment
+            .file
+            .write_at(&self.buffer, start)
+            .map_err(|source| fatal(Error::io("write", &self.segment.path, source)))?;
+        self.shared.counters.bytes.fetch_add(self.buffer.len() as u64, Relaxed);
+        self.buffer.clear();
+        self.buffer.shrink_to(2 * PIECE_BYTES);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        let start = Instant::now();
+        let synced = self.segment.file.sync_data();
+        synced.map_err(|source| fatal(Error::io("sync", &self.segment.path, source)))?;
+        self.shared.counters.synced(start.elapsed());
+        self.synced = self.position;
+        Ok(())
+    }
+
+    /// Tells the callers, then looks after segments and memory.
+    fn complete(&mut self) {
+        self.shared.counters.changes.fetch_add(self.completing.len() as u64, Relaxed);
+        for done in self.completing.drain(..) {
+            done(Ok(()));
+        }
+        if !self.purges.is_empty() {
+            let mut table = self.shared.table.lock();
+            for (group, first) in self.purges.drain(..) {
+                table.purged(group, first);
+            }
+        }
+        // Not under the lock: without threads, the pool works here.
+        loop {
+            let unneeded = self.shared.table.lock().pop_unneeded();
+            let Some(segment) = unneeded else { break };
+            self.pool.retire(segment);
+        }
+        self.shared.evict();
+    }
+
+    /// Says that all before is synced. Not synced itself: if it is lost, nothing is.
+    fn prove(&mut self) -> Result<Progress> {
+        self.unproven = false;
+        if self.fits(0) && !self.must_roll {
+            self.encode(Kind::Mark, GroupId::CATALOG, NO_ID, &[])?;
+            self.write(Padding::Page)?;
+        }
+        Ok(Progress::Done)
+    }
+
+    /// Ends in order.
+    pub(crate) fn finish(&mut self) {
+        if self.shared.queue.fatal().is_some() {
+            return self.shared.queue.set_closed();
+        }
+        for queued in self.taken.drain(..) {
+            (queued.done)(Err(Error::Full { path: self.segment.path.clone() }.into()));
+        }
+        let mut closed = Ok(());
+        if self.fits(0) && !self.must_roll {
+            closed = self
+                .encode(Kind::Close, GroupId::CATALOG, NO_ID, &[])
+                .and_then(|_| self.write(Padding::Page))
+                .and_then(|()| self.sync());
+        }
+        self.pool.stop();
+        match closed {
+            Ok(()) => self.shared.queue.set_closed(),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// A write or a sync failed. Nobody may hear `ok` any more.
+    fn fail(&mut self, error: Error) {
+        self.shared.poison(&error);
+        for done in self.completing.drain(..).chain(self.taken.drain(..).map(|queued| queued.done)) {
+            done(Err(error.clone().into()));
+        }
+        let mut rest = VecDeque::new();
+        self.shared.queue.take(&mut rest);
+        for queued in rest {
+            (queued.done)(Err(error.clone().into()));
+        }
+        self.shared.queue.set_closed();
+    }
+
+    fn set_stalled(&self, stalled: bool) {
+        let was = self.shared.out_of_room.swap(stalled, Relaxed);
+        if stalled && !was {
+            self.shared.counters.stalls.fetch_add(1, Relaxed);
+            tracing::error!("no room on the disk for another log segment: nothing is acknowledged until there is");
+        }
+        if was && !stalled {
+            self.shared.queue.bound();
+            tracing::info!("there is room on the disk again: the log goes on");
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Padding {
+    None,
+    Page,
+}
+
+fn fatal(error: Error) -> Error {
+    match error {
+        Error::Fatal { .. } => error,
+        other => Error::Fatal { what: other.to_string().into() },
+    }
+}
+
+/// A writer that panics must not leave callers waiting for ever.
+struct PanicGuard<'a>(&'a Shared);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        self.0.poison(&Error::Fatal { what: "the log's writer panicked".into() });
+        self.0.queue.set_closed();
+    }
+}
