@@ -1,0 +1,199 @@
+//! Applies a committed entry: decode, change the machine, keep what its effects ask for, answer.
+//!
+//! Runs on every replica in the order of the log. What the entry says is all that counts: no clock, no
+//! leader. A claim's envelopes come from memory; those that are only on disk are read elsewhere, and the
+//! answer waits for them, not the next entry. Next: `state_machine::shard`.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use model::{Claimed, Position, Rejection, TaskId};
+use openraft::EntryPayload;
+use openraft::storage::ApplyResponder;
+use prost::Message;
+use state_machine::Effects;
+use wire::entry::{Entry as WireEntry, Malformed};
+use wire::history::KeptMessage;
+
+use crate::codec::Codec;
+use crate::hash_points::HASH_EVERY;
+use crate::notice::{Notice, is_told};
+use crate::shared::{Core, Shared};
+use crate::tables;
+use crate::type_config::{EntryBytes, Outcome, RaftEntry, StoredMembership, Types};
+
+/// What the commands of an entry brought, in their order.
+pub(crate) struct Replies<R> {
+    pub(crate) index: u64,
+    pub(crate) results: Vec<Result<R, Rejection>>,
+}
+
+/// Applies one entry and answers its proposer, if it was proposed here.
+pub(crate) fn apply<M: Codec>(
+    shared: &Arc<Shared<M>>,
+    entry: RaftEntry,
+    responder: Option<ApplyResponder<Types>>,
+) -> io::Result<()> {
+    let index = entry.log_id.index;
+    let outcome = match entry.payload {
+        EntryPayload::Normal(EntryBytes(bytes)) => {
+            let batch = decode::<M>(bytes, index)?;
+            let answers = apply_batch(shared, &entry.log_id, batch, responder.is_some());
+            answer(shared, answers, responder);
+            None
+        }
+        EntryPayload::Blank => {
+            shared.lock().applied = Some(entry.log_id);
+            Some(responder)
+        }
+        EntryPayload::Membership(membership) => {
+            let mut core = shared.lock();
+            core.applied = Some(entry.log_id);
+            core.membership = StoredMembership::new(Some(entry.log_id), membership);
+            Some(responder)
+        }
+    };
+    shared.applied_index.store(index, Ordering::Release);
+    shared.applied.notify_one();
+    if let Some(Some(responder)) = outcome {
+        responder.send(Outcome::nothing());
+    }
+    Ok(())
+}
+
+/// An entry's commands and stamps.
+struct Batch<C> {
+    at: Position,
+    bytes: u64,
+    commands: Vec<C>,
+}
+
+fn decode<M: Codec>(bytes: Bytes, index: u64) -> io::Result<Batch<M::Command>> {
+    let len = bytes.len() as u64;
+    let malformed = |error: Malformed| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("cannot apply log entry {index}: {error}"))
+    };
+    let WireEntry::Commands(entry) = WireEntry::decode(bytes).map_err(malformed)? else {
+        return Err(malformed(Malformed::Value("kind of entry")));
+    };
+    let at = Position { index, n: 0, elapsed: entry.elapsed(), wall: entry.wall() };
+    let commands = entry.commands.into_iter().map(M::decode).collect::<Result<_, _>>().map_err(malformed)?;
+    Ok(Batch { at, bytes: len, commands })
+}
+
+/// Replies, and the claims in them whose envelopes are only on disk: (result, claim, task).
+struct Answers<R> {
+    replies: Replies<R>,
+    missing: Vec<(usize, usize, TaskId)>,
+}
+
+fn apply_batch<M: Codec>(
+    shared: &Shared<M>,
+    log_id: &crate::type_config::LogId,
+    batch: Batch<M::Command>,
+    is_proposed_here: bool,
+) -> Answers<M::Reply> {
+    let tells = is_proposed_here && shared.notices.receiver_count() > 0;
+    let mut notices = Vec::new();
+    let mut results = Vec::with_capacity(batch.commands.len());
+    let mut effects = Effects::default();
+    let mut guard = shared.lock();
+    let core = &mut *guard;
+    for (n, command) in batch.commands.into_iter().enumerate() {
+        let at = Position { n: n as u32, ..batch.at };
+        results.push(core.machine.apply(at, command, &mut effects));
+        for effect in effects.drain() {
+            core.keep.take(at, &effect);
+            if tells && is_told(&effect) {
+                notices.push(Notice { index: at.index, wall: at.wall, effect });
+            }
+        }
+    }
+    let missing = if is_proposed_here { join_envelopes::<M>(core, &mut results) } else { Vec::new() };
+    core.applied = Some(*log_id);
+    core.bytes_since_cut += batch.bytes;
+    if batch.at.index.is_multiple_of(HASH_EVERY) {
+        let hash = core.machine.hash();
+        core.hash_points.push(batch.at.index, hash);
+    }
+    shared.stamper.applied(core.machine.stamps());
+    let next_due = core.machine.next_due();
+    let moved = next_due != core.next_due;
+    core.next_due = next_due;
+    drop(guard);
+    if moved {
+        shared.due_moved.notify_one();
+    }
+    if !notices.is_empty() {
+        // Nobody listening is no error.
+        let _ = shared.notices.send(Arc::new(notices));
+    }
+    Answers { replies: Replies { index: batch.at.index, results }, missing }
+}
+
+/// Fills in the envelopes that are in memory, and says which are not.
+fn join_envelopes<M: Codec>(
+    core: &mut Core<M>,
+    results: &mut [Result<M::Reply, Rejection>],
+) -> Vec<(usize, usize, TaskId)> {
+    let mut missing = Vec::new();
+    for (n, result) in results.iter_mut().enumerate() {
+        let Some(claims) = result.as_mut().ok().and_then(M::claims) else { continue };
+        for (i, claim) in claims.iter_mut().enumerate() {
+            match core.keep.envelope(claim.id) {
+                Some(envelope) => claim.envelope = envelope,
+                None => missing.push((n, i, claim.id)),
+            }
+            core.keep.claimed(claim.id);
+        }
+    }
+    missing
+}
+
+fn answer<M: Codec>(
+    shared: &Arc<Shared<M>>,
+    answers: Answers<M::Reply>,
+    responder: Option<ApplyResponder<Types>>,
+) {
+    let Some(responder) = responder else { return };
+    if answers.missing.is_empty() {
+        responder.send(Outcome::new(answers.replies));
+        return;
+    }
+    let reader = shared.clone();
+    shared.reader.spawn(move || {
+        let Answers { mut replies, missing } = answers;
+        fill_in::<M>(&reader, &mut replies.results, &missing);
+        responder.send(Outcome::new(replies));
+    });
+}
+
+/// Reads envelopes back from the checkpoint into their claims. A claim whose envelope is nowhere is not
+/// given out: its task was discarded and forgotten since, or the checkpoint lost it, which is said aloud.
+fn fill_in<M: Codec>(
+    shared: &Shared<M>,
+    results: &mut [Result<M::Reply, Rejection>],
+    missing: &[(usize, usize, TaskId)],
+) {
+    let keys: Vec<_> = missing.iter().map(|(_, _, task)| tables::key(*task)).collect();
+    let rows = shared.store.get_many(tables::KEPT, &keys).unwrap_or_else(|error| {
+        tracing::error!(group = %shared.group, %error, "cannot read envelopes of claimed tasks");
+        vec![None; keys.len()]
+    });
+    for (&(n, i, _), row) in missing.iter().zip(rows) {
+        let claims = results[n].as_mut().ok().and_then(M::claims).expect("this reply had claims before");
+        let kept = row.and_then(|row| KeptMessage::decode(row).ok());
+        claims[i].envelope = kept.and_then(|kept| kept.envelope).unwrap_or_default();
+    }
+    for &(n, _, _) in missing {
+        let claims = results[n].as_mut().ok().and_then(M::claims).expect("this reply had claims before");
+        claims.retain(|claim: &Claimed| {
+            if claim.envelope.is_empty() {
+                tracing::error!(group = %shared.group, task = %claim.id, "a claimed task has no envelope");
+            }
+            !claim.envelope.is_empty()
+        });
+    }
+}

@@ -1,0 +1,180 @@
+//! Which time an entry gets.
+//!
+//! Two times (DESIGN: Time): `elapsed` never jumps, and stands still while there is no leader; `wall` is
+//! what people read, and never goes back. The leader stamps, `apply` only reads. Next: `propose`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use model::{Elapsed, Millis, WallTime};
+use parking_lot::Mutex;
+
+/// A node's clock: the real one, or a simulation's.
+pub trait Clock: Send + Sync + 'static {
+    /// How long this process has run. Never goes back, whatever happens to the wall clock.
+    fn elapsed(&self) -> Millis;
+
+    /// What the clock on the wall says.
+    fn wall(&self) -> WallTime;
+}
+
+/// The operating system's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemClock {
+    start: Instant,
+}
+
+impl SystemClock {
+    /// Starts counting now.
+    pub fn new() -> SystemClock {
+        SystemClock { start: Instant::now() }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> SystemClock {
+        SystemClock::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn elapsed(&self) -> Millis {
+        Millis(self.start.elapsed().as_millis() as u64)
+    }
+
+    fn wall(&self) -> WallTime {
+        // Before 1970 the clock is wrong anyway; stamps never go back, so 0 does no harm.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        WallTime::from_millis(since.as_millis() as u64)
+    }
+}
+
+/// A moment in both times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamps {
+    pub(crate) elapsed: Elapsed,
+    pub(crate) wall: WallTime,
+}
+
+/// Stamps entries of one group.
+pub(crate) struct Stamper {
+    clock: Arc<dyn Clock>,
+    base: Mutex<Base>,
+    /// What the last applied entry was stamped with.
+    applied_elapsed: AtomicU64,
+    applied_wall: AtomicU64,
+}
+
+/// Where this leader's count began.
+struct Base {
+    term: u64,
+    /// The shard's time then.
+    elapsed: u64,
+    /// The process's time then.
+    process: u64,
+}
+
+impl Stamper {
+    pub(crate) fn new(clock: Arc<dyn Clock>, (elapsed, wall): (Elapsed, WallTime)) -> Stamper {
+        Stamper {
+            clock,
+            base: Mutex::new(Base { term: 0, elapsed: 0, process: 0 }),
+            applied_elapsed: AtomicU64::new(elapsed.0),
+            applied_wall: AtomicU64::new(wall.millis()),
+        }
+    }
+
+    /// An entry with these stamps was applied.
+    pub(crate) fn applied(&self, (elapsed, wall): (Elapsed, WallTime)) {
+        self.applied_elapsed.fetch_max(elapsed.0, Ordering::Relaxed);
+        self.applied_wall.fetch_max(wall.millis(), Ordering::Relaxed);
+    }
+
+    /// Now, for the leader of `term`. In a new term the count goes on from the last applied entry: the
+    /// time without a leader does not count.
+    pub(crate) fn now(&self, term: u64) -> Stamps {
+        let process = self.clock.elapsed().0;
+        let applied = self.applied_elapsed.load(Ordering::Relaxed);
+        let mut base = self.base.lock();
+        if base.term != term {
+            *base = Base { term, elapsed: applied, process };
+        }
+        let mut elapsed = base.elapsed + process.saturating_sub(base.process);
+        if elapsed < applied {
+            // Entries of the leader before us were applied after our term began.
+            *base = Base { term, elapsed: applied, process };
+            elapsed = applied;
+        }
+        drop(base);
+        let wall = self.clock.wall().millis().max(self.applied_wall.load(Ordering::Relaxed));
+        Stamps { elapsed: Elapsed(elapsed), wall: WallTime::from_millis(wall) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct HandClock {
+        elapsed: AtomicU64,
+        wall: AtomicU64,
+    }
+
+    impl HandClock {
+        fn set(&self, elapsed: u64, wall: u64) {
+            self.elapsed.store(elapsed, Ordering::Relaxed);
+            self.wall.store(wall, Ordering::Relaxed);
+        }
+    }
+
+    impl Clock for HandClock {
+        fn elapsed(&self) -> Millis {
+            Millis(self.elapsed.load(Ordering::Relaxed))
+        }
+
+        fn wall(&self) -> WallTime {
+            WallTime::from_millis(self.wall.load(Ordering::Relaxed))
+        }
+    }
+
+    fn stamps(elapsed: u64, wall: u64) -> Stamps {
+        Stamps { elapsed: Elapsed(elapsed), wall: WallTime::from_millis(wall) }
+    }
+
+    #[test]
+    fn a_new_leader_goes_on_from_the_last_entry_and_not_from_its_own_clock() {
+        let clock = Arc::new(HandClock::default());
+        let stamper = Stamper::new(clock.clone(), (Elapsed(5_000), WallTime::from_millis(100)));
+        clock.set(70_000, 200);
+        assert_eq!(stamper.now(1), stamps(5_000, 200));
+        clock.set(70_250, 450);
+        assert_eq!(stamper.now(1), stamps(5_250, 450));
+        stamper.applied((Elapsed(5_250), WallTime::from_millis(450)));
+        // Ten seconds without a leader.
+        clock.set(80_250, 10_450);
+        assert_eq!(stamper.now(2), stamps(5_250, 10_450));
+    }
+
+    #[test]
+    fn the_wall_never_goes_back() {
+        let clock = Arc::new(HandClock::default());
+        let stamper = Stamper::new(clock.clone(), (Elapsed(0), WallTime::from_millis(9_000)));
+        clock.set(0, 1_000);
+        assert_eq!(stamper.now(1), stamps(0, 9_000));
+        clock.set(10, 9_500);
+        assert_eq!(stamper.now(1), stamps(10, 9_500));
+    }
+
+    #[test]
+    fn entries_of_the_leader_before_us_move_our_count_forward() {
+        let clock = Arc::new(HandClock::default());
+        let stamper = Stamper::new(clock.clone(), (Elapsed(100), WallTime::default()));
+        assert_eq!(stamper.now(3).elapsed, Elapsed(100));
+        stamper.applied((Elapsed(900), WallTime::default()));
+        assert_eq!(stamper.now(3).elapsed, Elapsed(900));
+        clock.set(50, 0);
+        assert_eq!(stamper.now(3).elapsed, Elapsed(950));
+    }
+}

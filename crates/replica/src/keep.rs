@@ -1,0 +1,273 @@
+//! What is kept of tasks beside their executions: envelopes, outputs, details, history.
+//!
+//! What came since the last checkpoint is in memory, whole. What a checkpoint holds is on disk; of that,
+//! only envelopes of waiting tasks stay in memory, as far as their cache has room. A task that came and
+//! went between two checkpoints never reaches the disk. Next: `checkpoint`, which empties this.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hashbrown::HashMap;
+use model::limits::HISTORY_MAX;
+use model::{Event, Position, TaskId};
+use state_machine::Effect;
+use state_machine::view::HistoryLine;
+
+/// What a cached envelope costs beside its bytes: key, handle, allocation.
+const CACHED_OVERHEAD_BYTES: usize = 96;
+
+/// What came of one task since the last cut.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct News {
+    /// It entered since the last cut: the checkpoint has nothing of it.
+    pub(crate) fresh: bool,
+    /// It went: the checkpoint forgets it.
+    pub(crate) forgotten: bool,
+    pub(crate) envelope: Option<Bytes>,
+    pub(crate) output: Option<Bytes>,
+    pub(crate) detail: Option<String>,
+    /// Oldest first; at least the last [`HISTORY_MAX`].
+    pub(crate) history: Vec<HistoryLine>,
+}
+
+impl News {
+    fn happened(&mut self, line: HistoryLine) {
+        // Twice the limit before anything moves: cheap on average.
+        if self.history.len() >= 2 * HISTORY_MAX {
+            self.history.drain(..HISTORY_MAX);
+        }
+        self.history.push(line);
+    }
+
+    /// Whether its envelope will be wanted again: nobody holds the task, and it has not ended.
+    fn is_waiting(&self) -> bool {
+        match self.history.last().map(|line| &line.event) {
+            None | Some(Event::Enqueued { .. } | Event::BecameReady | Event::BecameDelayed) => true,
+            Some(Event::Requeued { .. }) => true,
+            Some(Event::Freed { state, .. } | Event::Failed { state, .. }) => state.is_waiting(),
+            Some(
+                Event::Claimed { .. } | Event::Acked { .. } | Event::CancelRequested | Event::Ended { .. },
+            ) => false,
+        }
+    }
+}
+
+/// What is on its way to the disk.
+pub(crate) type Writing = Arc<HashMap<TaskId, News>>;
+
+/// All that is kept in memory.
+pub(crate) struct Keep {
+    news: HashMap<TaskId, News>,
+    writing: Writing,
+    cache: HashMap<TaskId, Bytes>,
+    cache_bytes: usize,
+    cache_bytes_max: usize,
+}
+
+impl Keep {
+    pub(crate) fn new(cache_bytes_max: usize) -> Keep {
+        Keep {
+            news: HashMap::new(),
+            writing: Writing::default(),
+            cache: HashMap::new(),
+            cache_bytes: 0,
+            cache_bytes_max,
+        }
+    }
+
+    /// Does what an effect asks of every replica.
+    pub(crate) fn take(&mut self, at: Position, effect: &Effect) {
+        match effect {
+            Effect::Keep { task, envelope } => {
+                let news = self.news.entry(*task).or_default();
+                news.fresh = true;
+                news.envelope = Some(envelope.clone());
+            }
+            Effect::Output { task, output } => {
+                self.news.entry(*task).or_default().output = Some(output.clone());
+            }
+            Effect::Detail { task, detail } => {
+                self.news.entry(*task).or_default().detail = Some(detail.clone());
+            }
+            Effect::Happened { task, event, .. } => {
+                let line = HistoryLine { at: at.wall, index: at.index, event: event.clone() };
+                self.news.entry(*task).or_default().happened(line);
+            }
+            Effect::Forget { task } => self.forget(*task),
+            Effect::Ready { .. } | Effect::Outbox { .. } => {}
+        }
+    }
+
+    fn forget(&mut self, task: TaskId) {
+        self.uncache(task);
+        if self.news.get(&task).is_some_and(|news| news.fresh) {
+            self.news.remove(&task);
+        } else {
+            self.news.insert(task, News { forgotten: true, ..News::default() });
+        }
+    }
+
+    /// A task's envelope, if it is in memory.
+    pub(crate) fn envelope(&self, task: TaskId) -> Option<Bytes> {
+        let fresh = self.news.get(&task).and_then(|news| news.envelope.as_ref());
+        let written = || self.writing.get(&task).and_then(|news| news.envelope.as_ref());
+        fresh.or_else(written).or_else(|| self.cache.get(&task)).cloned()
+    }
+
+    /// A worker has the envelope now: the cache is for those that wait.
+    pub(crate) fn claimed(&mut self, task: TaskId) {
+        self.uncache(task);
+    }
+
+    /// What came of a task that is not on disk yet: on its way there, and after that.
+    pub(crate) fn news(&self, task: TaskId) -> [Option<News>; 2] {
+        [self.writing.get(&task).cloned(), self.news.get(&task).cloned()]
+    }
+
+    /// How many tasks have news.
+    pub(crate) fn changed(&self) -> usize {
+        self.news.len()
+    }
+
+    /// Begins a checkpoint: what came until now goes to the disk, what comes from now on is new.
+    pub(crate) fn cut(&mut self) -> Writing {
+        assert!(self.writing.is_empty(), "a checkpoint begins when the one before has ended");
+        self.writing = Arc::new(std::mem::take(&mut self.news));
+        self.writing.clone()
+    }
+
+    /// Takes envelopes that are on disk now into the cache, as far as it has room. When it is full the
+    /// newcomers stay out: the oldest tasks are the next to be claimed.
+    pub(crate) fn cache(&mut self, envelopes: impl Iterator<Item = (TaskId, Bytes)>) {
+        for (task, envelope) in envelopes {
+            let bytes = envelope.len() + CACHED_OVERHEAD_BYTES;
+            if self.cache_bytes + bytes > self.cache_bytes_max {
+                return;
+            }
+            // What happened since the cut counts: no use in an envelope of a task that went.
+            if self.news.get(&task).is_some_and(|news| news.forgotten || !news.is_waiting()) {
+                continue;
+            }
+            if self.cache.insert(task, envelope).is_none() {
+                self.cache_bytes += bytes;
+            }
+        }
+    }
+
+    /// Whether the cache has room for an envelope of usual size.
+    pub(crate) fn has_room(&self) -> bool {
+        self.cache_bytes + 2 * CACHED_OVERHEAD_BYTES < self.cache_bytes_max
+    }
+
+    /// Ends a checkpoint. The caller drops what is returned, outside the lock.
+    pub(crate) fn written(&mut self) -> Writing {
+        std::mem::take(&mut self.writing)
+    }
+
+    /// Bytes of the envelopes in the cache.
+    pub(crate) fn cached_bytes(&self) -> usize {
+        self.cache_bytes
+    }
+
+    fn uncache(&mut self, task: TaskId) {
+        if let Some(envelope) = self.cache.remove(&task) {
+            self.cache_bytes -= envelope.len() + CACHED_OVERHEAD_BYTES;
+        }
+    }
+}
+
+/// The envelopes of a written checkpoint that are worth caching, each in memory of its own: as a slice
+/// of its log entry it would hold on to the whole entry.
+pub(crate) fn cacheable(writing: &Writing) -> impl Iterator<Item = (TaskId, Bytes)> + '_ {
+    writing.iter().filter(|(_, news)| !news.forgotten && news.is_waiting()).filter_map(|(task, news)| {
+        let envelope = news.envelope.as_ref()?;
+        Some((*task, Bytes::copy_from_slice(envelope)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use model::{Elapsed, QueueName, ShardId, StateKind, WallTime, WorkerName};
+
+    use super::*;
+
+    fn task(n: u64) -> TaskId {
+        TaskId::new(ShardId::new(1).unwrap(), WallTime::from_millis(1_000 + n), n)
+    }
+
+    fn at(index: u64) -> Position {
+        Position { index, n: 0, elapsed: Elapsed(0), wall: WallTime::from_millis(index) }
+    }
+
+    fn keep(task: TaskId) -> Effect {
+        Effect::Keep { task, envelope: Bytes::from_static(b"envelope") }
+    }
+
+    fn happened(task: TaskId, event: Event) -> Effect {
+        Effect::Happened { task, queue: QueueName::new("mail").unwrap(), event }
+    }
+
+    #[test]
+    fn a_task_that_came_and_went_between_two_cuts_leaves_nothing() {
+        let mut kept = Keep::new(1_000);
+        kept.take(at(1), &keep(task(1)));
+        kept.take(at(2), &Effect::Forget { task: task(1) });
+        assert!(kept.cut().is_empty());
+    }
+
+    #[test]
+    fn a_task_that_went_after_its_cut_is_forgotten_by_the_next() {
+        let mut kept = Keep::new(1_000);
+        kept.take(at(1), &keep(task(1)));
+        assert!(kept.cut()[&task(1)].fresh);
+        kept.take(at(2), &Effect::Forget { task: task(1) });
+        kept.written();
+        assert!(kept.cut()[&task(1)].forgotten);
+    }
+
+    #[test]
+    fn an_envelope_stays_in_memory_until_it_is_on_disk() {
+        let mut kept = Keep::new(0);
+        kept.take(at(1), &keep(task(1)));
+        assert!(kept.envelope(task(1)).is_some());
+        kept.cut();
+        assert!(kept.envelope(task(1)).is_some());
+        kept.written();
+        assert!(kept.envelope(task(1)).is_none());
+    }
+
+    #[test]
+    fn the_cache_holds_waiting_tasks_and_keeps_its_bound() {
+        let room_for_two = 2 * (8 + CACHED_OVERHEAD_BYTES);
+        let mut kept = Keep::new(room_for_two);
+        for n in 1..=4 {
+            kept.take(at(n), &keep(task(n)));
+        }
+        let worker = WorkerName::new("w").unwrap();
+        let claimed = Event::Claimed { worker, attempt: 1, fence: model::Fence(1) };
+        kept.take(at(5), &happened(task(1), claimed));
+        let writing = kept.cut();
+        assert_eq!(cacheable(&writing).count(), 3);
+        kept.cache(cacheable(&writing));
+        kept.written();
+        assert_eq!(kept.cached_bytes(), room_for_two);
+        assert!(kept.envelope(task(1)).is_none());
+        let cached = (2..=4).filter(|&n| kept.envelope(task(n)).is_some()).map(task).collect::<Vec<_>>();
+        kept.claimed(cached[0]);
+        kept.take(at(6), &Effect::Forget { task: cached[1] });
+        assert_eq!(kept.cached_bytes(), 0);
+    }
+
+    #[test]
+    fn history_is_bounded_but_never_below_its_limit() {
+        let mut kept = Keep::new(0);
+        kept.take(at(1), &keep(task(1)));
+        for index in 0..1_000 {
+            kept.take(at(index), &happened(task(1), Event::Enqueued { state: StateKind::Ready }));
+        }
+        let [_, news] = kept.news(task(1));
+        let history = news.unwrap().history;
+        assert!((HISTORY_MAX..=2 * HISTORY_MAX).contains(&history.len()));
+        assert_eq!(history.last().unwrap().index, 999);
+    }
+}

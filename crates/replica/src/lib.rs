@@ -1,0 +1,42 @@
+//! One member of one group: propose, replicate, apply, pulse, checkpoint.
+//!
+//! The consensus engine is openraft; its types end in this crate. A [`Replica`] drives one
+//! [`state_machine::Machine`], a shard or the catalog: commands come in through `propose`, become an
+//! entry of the log, and are applied in the log's order on every member.
+//!
+//! What this crate must never do: change the machine other than by an entry of the log, read a clock while
+//! applying, acknowledge what is not on the disks of a quorum, hold the machine's lock across an await.
+//!
+//! Follow a command: `propose` → `log_store` → `apply` → the answer. Beside it: `pulse` when time has
+//! passed, `checkpoint` for what must outlive the log, `start` after a restart.
+
+mod apply;
+mod checkpoint;
+pub mod clock;
+pub mod codec;
+pub mod error;
+mod hash_points;
+mod keep;
+mod log_store;
+mod machine_store;
+mod network;
+pub mod notice;
+mod offload;
+mod propose;
+mod pulse;
+pub mod replica;
+mod shared;
+mod start;
+pub mod status;
+mod tables;
+mod type_config;
+
+pub use checkpoint::CHECKPOINT_INTERVAL_DEFAULT;
+pub use clock::{Clock, SystemClock};
+pub use codec::Codec;
+pub use error::{Error, Result};
+pub use hash_points::{HASH_EVERY, HashPoint};
+pub use notice::{Heard, Notice, Notices};
+pub use propose::Applied;
+pub use replica::{Kept, Replica, ReplicaConfig};
+pub use status::{Role, Status};

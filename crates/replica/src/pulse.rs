@@ -1,0 +1,100 @@
+//! Makes time pass for the machine: when something is due, the leader proposes a pulse.
+//!
+//! A timer never changes state, it only makes the leader propose; the log decides who came first. A group
+//! in which nothing is due proposes nothing. Next: `state_machine::shard::pulse`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::Millis;
+use model::limits::PULSE_MAX;
+use state_machine::NextDue;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::clock::Stamps;
+use crate::codec::Codec;
+use crate::propose::{Inbox, Raft, encode};
+use crate::shared::Shared;
+
+/// How long to wait before a pulse that failed, or that did nothing, is tried again.
+const RETRY: Duration = Duration::from_millis(10);
+/// The longest sleep: a wall clock may be set forward at any time, and leadership may come.
+const SLEEP_MAX: Millis = Millis(1_000);
+
+/// Proposes pulses while this node leads, until told to stop.
+pub(crate) async fn run<M: Codec>(
+    raft: Raft<M>,
+    shared: Arc<Shared<M>>,
+    inbox: Arc<Inbox<M::Reply>>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let Some(pulse) = M::pulse(PULSE_MAX) else { return };
+    let mut pulse = encode::<M>(&[pulse]);
+    let pulse = pulse.pop().expect("one command makes one piece");
+    loop {
+        tokio::select! {
+            () = wait_until_due(&raft, &shared) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        let before = shared.lock().next_due;
+        let done = match inbox.send(pulse.clone()) {
+            Ok(answer) => answer.await.is_ok_and(|answer| answer.is_ok()),
+            Err(_) => false,
+        };
+        // More may be due: at once. The same is due, or nothing was done: not in a hot loop.
+        if !done || shared.lock().next_due == before {
+            sleep(RETRY).await;
+        }
+    }
+}
+
+async fn wait_until_due<M: Codec>(raft: &Raft<M>, shared: &Shared<M>) {
+    loop {
+        let moved = shared.due_moved.notified();
+        let next_due = shared.lock().next_due;
+        let wait = match raft.as_leader() {
+            _ if next_due == NextDue::default() => None,
+            Ok(leader) => Some(until(next_due, shared.stamper.now(leader.term()))),
+            // Somebody else's turn; look again when that may have changed.
+            Err(_) => Some(SLEEP_MAX),
+        };
+        match wait {
+            None => moved.await,
+            Some(Millis(0)) => return,
+            Some(wait) => drop(timeout(wait.min(SLEEP_MAX).into(), moved).await),
+        }
+    }
+}
+
+/// How long until the first of both times has come.
+fn until(due: NextDue, now: Stamps) -> Millis {
+    let elapsed = due.elapsed.map(|due| due.since(now.elapsed));
+    let wall = due.wall.map(|due| due.since(now.wall));
+    elapsed.into_iter().chain(wall).min().unwrap_or(SLEEP_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use model::{Elapsed, WallTime};
+
+    use super::*;
+
+    #[test]
+    fn the_earlier_of_both_times_counts() {
+        let now = Stamps { elapsed: Elapsed(1_000), wall: WallTime::from_millis(50_000) };
+        let due = |elapsed: Option<u64>, wall: Option<u64>| NextDue {
+            elapsed: elapsed.map(Elapsed),
+            wall: wall.map(WallTime::from_millis),
+        };
+        for (what, due, wait) in [
+            ("elapsed first", due(Some(1_200), Some(50_300)), 200),
+            ("wall first", due(Some(1_200), Some(50_100)), 100),
+            ("only elapsed", due(Some(1_700), None), 700),
+            ("only wall", due(None, Some(50_001)), 1),
+            ("past due", due(Some(900), Some(60_000)), 0),
+        ] {
+            assert_eq!(until(due, now), Millis(wait), "{what}");
+        }
+    }
+}

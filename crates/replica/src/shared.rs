@@ -1,0 +1,105 @@
+//! What the tasks of one replica share: the machine behind its lock, and the signals between them.
+//!
+//! The lock is never held across an await, and by a checkpoint only for a slice at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use model::GroupId;
+use parking_lot::{Mutex, MutexGuard};
+use state_machine::{Machine, NextDue};
+use storage::{CheckpointStore, Executor};
+use tokio::sync::{Notify, broadcast};
+
+use crate::clock::Stamper;
+use crate::hash_points::HashPoints;
+use crate::keep::Keep;
+use crate::machine_store::Checkpointed;
+use crate::notice::Notice;
+use crate::offload::Offload;
+use crate::type_config::{LogId, StoredMembership};
+
+/// The machine and what moves with it, index by index.
+pub(crate) struct Core<M> {
+    pub(crate) machine: M,
+    pub(crate) keep: Keep,
+    /// The last applied entry.
+    pub(crate) applied: Option<LogId>,
+    pub(crate) membership: StoredMembership,
+    /// Bytes of entries applied since the last cut.
+    pub(crate) bytes_since_cut: u64,
+    pub(crate) hash_points: HashPoints,
+    /// When something is due next, as of the last applied entry.
+    pub(crate) next_due: NextDue,
+}
+
+/// What the tasks of one replica share.
+pub(crate) struct Shared<M> {
+    pub(crate) group: GroupId,
+    core: Mutex<Core<M>>,
+    pub(crate) store: CheckpointStore,
+    /// The last checkpoint that is on disk.
+    pub(crate) checkpointed: Mutex<Checkpointed>,
+    pub(crate) executor: Arc<dyn Executor>,
+    pub(crate) reader: Offload,
+    pub(crate) stamper: Stamper,
+    pub(crate) notices: broadcast::Sender<Arc<Vec<Notice>>>,
+    /// Rings when entries were applied: there may be something to checkpoint.
+    pub(crate) applied: Notify,
+    /// Rings when the next due time moved.
+    pub(crate) due_moved: Notify,
+    /// The index of the last applied entry, for a look without the lock; 0 for none.
+    pub(crate) applied_index: AtomicU64,
+    stall_max_us: AtomicU64,
+}
+
+impl<M: Machine> Shared<M> {
+    pub(crate) fn new(
+        group: GroupId,
+        core: Core<M>,
+        store: CheckpointStore,
+        executor: Arc<dyn Executor>,
+        stamper: Stamper,
+        notices_max: usize,
+    ) -> Shared<M> {
+        let applied_index = core.applied.map_or(0, |id| id.index);
+        let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
+        Shared {
+            group,
+            core: Mutex::new(core),
+            store,
+            checkpointed: Mutex::new(checkpointed),
+            reader: Offload::new(executor.clone(), &format!("read-{group}")),
+            executor,
+            stamper,
+            notices: broadcast::channel(notices_max).0,
+            applied: Notify::new(),
+            due_moved: Notify::new(),
+            applied_index: AtomicU64::new(applied_index),
+            stall_max_us: AtomicU64::new(0),
+        }
+    }
+
+    /// The machine, for as long as the guard lives.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core<M>> {
+        self.core.lock()
+    }
+
+    /// Runs a slice of a checkpoint under the lock, and remembers how long the shard stood still.
+    pub(crate) fn slice<T>(&self, work: impl FnOnce(&mut Core<M>) -> T) -> T {
+        let mut core = self.core.lock();
+        let start = Instant::now();
+        let result = work(&mut core);
+        // Fair, or a checkpoint's next slice would overtake an apply that waits.
+        MutexGuard::unlock_fair(core);
+        let micros = start.elapsed().as_micros() as u64;
+        self.stall_max_us.fetch_max(micros, Ordering::Relaxed);
+        result
+    }
+
+    /// The longest time that a checkpoint held the lock.
+    pub(crate) fn stall_max(&self) -> Duration {
+        Duration::from_micros(self.stall_max_us.load(Ordering::Relaxed))
+    }
+}
