@@ -1,0 +1,95 @@
+//! A node: a cheap handle to what its parts share.
+//!
+//! Each verb has its own file with an `impl Node`. What runs by itself holds [`Inner`]; when the last
+//! [`Node`] goes, or [`Node::stop`] is called, it ends. Next: `start.rs`.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use model::catalog::ClusterFacts;
+use model::{Millis, NodeId, WallTime};
+use parking_lot::Mutex;
+use replica::Clock;
+use storage::{DirLock, Log};
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use crate::elections::Elections;
+use crate::ends::Ends;
+use crate::events::{EventStream, Events};
+use crate::groups::Groups;
+use crate::ids::Ids;
+use crate::lines::Lines;
+use crate::policies::Policies;
+use crate::rates::Samples;
+use crate::registry::Registry;
+use crate::requests::Requests;
+use crate::room::Room;
+use crate::stats::Counters;
+use crate::taken::Returns;
+use crate::token::Mint;
+
+/// A node. Clones are the same node.
+#[derive(Clone)]
+pub struct Node {
+    pub(crate) inner: Arc<Inner>,
+    /// Ends what runs by itself when the last handle goes.
+    pub(crate) _life: Arc<DropGuard>,
+}
+
+/// What the parts of a node share.
+pub(crate) struct Inner {
+    pub(crate) node: NodeId,
+    pub(crate) auto_create: bool,
+    pub(crate) cluster: ClusterFacts,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) started: (Millis, WallTime),
+    pub(crate) groups: Groups,
+    pub(crate) mint: Mint,
+    pub(crate) ids: Ids,
+    /// Whose turn it is to get a task without keys.
+    pub(crate) turn: AtomicU64,
+    pub(crate) policies: Policies,
+    pub(crate) room: Room,
+    pub(crate) lines: Lines,
+    pub(crate) requests: Requests,
+    pub(crate) returns: Returns,
+    pub(crate) sessions: Registry,
+    /// One for each shard: rings when it owes something to another.
+    pub(crate) outboxes: Vec<Notify>,
+    pub(crate) events: Events,
+    pub(crate) ends: Ends,
+    pub(crate) counters: Counters,
+    pub(crate) samples: Samples,
+    pub(crate) elections: Elections,
+    pub(crate) stopping: CancellationToken,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) log: Log,
+    /// Given back when the node has stopped.
+    pub(crate) lock: Mutex<Option<DirLock>>,
+}
+
+impl Inner {
+    /// The time that never jumps.
+    pub(crate) fn now(&self) -> Millis {
+        self.clock.elapsed()
+    }
+}
+
+impl Node {
+    /// Which node this is.
+    pub fn id(&self) -> NodeId {
+        self.inner.node
+    }
+
+    /// How many shards the cluster has.
+    pub fn shards(&self) -> u16 {
+        self.inner.groups.count()
+    }
+
+    /// What happens: after the event `after`, as far as it is remembered, or from now on.
+    pub fn events(&self, after: Option<u64>) -> EventStream {
+        self.inner.events.stream(after)
+    }
+}

@@ -1,0 +1,57 @@
+//! A whole node without its outer sockets: routing, waiting claims, sessions, outbox.
+//!
+//! [`Node`] is the handle that the faces call, with checked values ([`call`]) in and out. It knows no
+//! HTTP, no JSON and no socket, and changes a shard only by a proposal to its replica. Clock and executor
+//! come from outside.
+//!
+//! Follow one task: `router.rs` (enqueue: place, shard) → the replica → `notices.rs` → `waiting.rs` (offers
+//! it to a waiting claim) → `settle.rs` (ack). Beside it: `sessions.rs` when a worker is lost, `outbox.rs` for
+//! what one shard owes another, `start.rs` for up and down.
+
+mod act;
+pub mod call;
+mod cluster;
+pub mod config;
+mod elections;
+mod ends;
+pub mod error;
+pub mod events;
+mod groups;
+mod ids;
+pub mod info;
+mod inner;
+mod lines;
+mod look;
+mod notices;
+mod outbox;
+mod place;
+mod policies;
+mod queues;
+mod rates;
+mod registry;
+mod requests;
+mod room;
+mod router;
+mod session;
+mod sessions;
+mod settle;
+mod start;
+pub mod stats;
+mod taken;
+mod token;
+mod waiting;
+mod why;
+mod workers;
+
+pub use cluster::VERSION;
+pub use config::NodeConfig;
+pub use error::Error;
+pub use events::{EventStream, NodeEvent};
+pub use info::{ClusterInfo, Health, NodeInfo, Slots, WhyLine};
+pub use inner::Node;
+pub use replica::{Clock, SystemClock};
+pub use router::EnqueueResults;
+pub use sessions::SessionStream;
+pub use state_machine::view;
+pub use stats::{Operation, Stats};
+pub use storage::{Disk, Executor, LogStats, MemDisk, RealDisk, ThreadExecutor};

@@ -1,0 +1,340 @@
+//! Who waits for which queue, and what is promised to whom.
+//!
+//! Each queue has a line: those who wait, in the order of their tickets, and how many ready tasks of each
+//! shard are spoken for by claims under way. Whoever finds tasks that are not spoken for gives them to
+//! the line first and takes the rest. A ready task thus wakes as many as can use it, and nobody else.
+//!
+//! Pure bookkeeping: no shard is asked and nothing is awaited here. Next: `waiting.rs`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use model::{QueueName, ShardId};
+use parking_lot::Mutex;
+use state_machine::view::ReadyHint;
+use tokio::sync::Notify;
+
+/// Locks over which the queues are spread.
+const STRIPES: usize = 64;
+
+/// So many tasks of a queue in a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) queue: QueueName,
+    pub(crate) shard: ShardId,
+    pub(crate) count: u32,
+}
+
+/// What a shard has ready of a queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stock {
+    pub(crate) shard: ShardId,
+    pub(crate) hint: ReadyHint,
+}
+
+/// One that waits. Its ticket is its place in every line.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    ticket: u64,
+    want: u32,
+    offer: Mutex<Offer>,
+    /// Told when there is an offer.
+    pub(crate) told: Notify,
+}
+
+#[derive(Debug, Default)]
+enum Offer {
+    /// Waits for one.
+    #[default]
+    None,
+    /// Has one that it did not take yet.
+    Made(Vec<Share>),
+    /// Takes none any more.
+    Closed,
+}
+
+impl Waiter {
+    /// Accepts an offer, unless there is one or it is gone.
+    fn accept(&self, shares: Vec<Share>) -> Result<(), Vec<Share>> {
+        let mut offer = self.offer.lock();
+        match *offer {
+            Offer::None => {
+                *offer = Offer::Made(shares);
+                self.told.notify_one();
+                Ok(())
+            }
+            Offer::Made(_) | Offer::Closed => Err(shares),
+        }
+    }
+
+    /// Takes the offer, if there is one.
+    pub(crate) fn take(&self) -> Option<Vec<Share>> {
+        let mut offer = self.offer.lock();
+        match std::mem::take(&mut *offer) {
+            Offer::Made(shares) => Some(shares),
+            other => {
+                *offer = other;
+                None
+            }
+        }
+    }
+
+    /// Takes the last offer and no more after it.
+    pub(crate) fn close(&self) -> Option<Vec<Share>> {
+        match std::mem::replace(&mut *self.offer.lock(), Offer::Closed) {
+            Offer::Made(shares) => Some(shares),
+            Offer::None | Offer::Closed => None,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    /// By ticket.
+    waiters: BTreeMap<u64, Arc<Waiter>>,
+    /// Ready tasks that claims under way were promised, by shard.
+    promised: HashMap<ShardId, u32>,
+}
+
+impl Line {
+    fn is_empty(&self) -> bool {
+        self.waiters.is_empty() && self.promised.is_empty()
+    }
+
+    fn free(&self, stock: &Stock) -> u32 {
+        let promised = self.promised.get(&stock.shard).copied().unwrap_or(0);
+        u32::try_from(stock.hint.count).unwrap_or(u32::MAX).saturating_sub(promised)
+    }
+
+    /// Promises up to `want` of what `stocks`, best first, have free.
+    fn promise(&mut self, queue: &QueueName, stocks: &[Stock], want: u32) -> Vec<Share> {
+        let mut shares = Vec::new();
+        let mut left = want;
+        for stock in stocks {
+            let count = self.free(stock).min(left);
+            if count == 0 {
+                continue;
+            }
+            *self.promised.entry(stock.shard).or_default() += count;
+            shares.push(Share { queue: queue.clone(), shard: stock.shard, count });
+            left -= count;
+            if left == 0 {
+                break;
+            }
+        }
+        shares
+    }
+
+    fn take_back(&mut self, shares: &[Share]) {
+        for share in shares {
+            if let Some(promised) = self.promised.get_mut(&share.shard) {
+                *promised = promised.saturating_sub(share.count);
+                if *promised == 0 {
+                    self.promised.remove(&share.shard);
+                }
+            }
+        }
+    }
+
+    /// Offers what is free to those who wait, in the order of their tickets.
+    fn serve(&mut self, queue: &QueueName, stocks: &[Stock]) {
+        while let Some((&ticket, waiter)) = self.waiters.first_key_value() {
+            let waiter = waiter.clone();
+            let shares = self.promise(queue, stocks, waiter.want);
+            if shares.is_empty() {
+                return;
+            }
+            self.waiters.remove(&ticket);
+            if let Err(shares) = waiter.accept(shares) {
+                // Another of its queues was faster.
+                self.take_back(&shares);
+            }
+        }
+    }
+}
+
+/// All lines of a node.
+pub(crate) struct Lines {
+    stripes: Vec<Mutex<HashMap<QueueName, Line>>>,
+    hasher: RandomState,
+    tickets: AtomicU64,
+    waiting: AtomicUsize,
+}
+
+impl Lines {
+    pub(crate) fn new() -> Lines {
+        Lines {
+            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::new(),
+            tickets: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// How many wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody waits for `queue`.
+    pub(crate) fn has_waiters(&self, queue: &QueueName) -> bool {
+        self.waiting() > 0 && self.with(queue, |line| line.is_some_and(|line| !line.waiters.is_empty()))
+    }
+
+    /// The queues that somebody waits for.
+    pub(crate) fn awaited(&self) -> Vec<QueueName> {
+        let of_stripe = |stripe: &Mutex<HashMap<QueueName, Line>>| {
+            let lines = stripe.lock();
+            let awaited = lines.iter().filter(|(_, line)| !line.waiters.is_empty());
+            awaited.map(|(queue, _)| queue.clone()).collect::<Vec<_>>()
+        };
+        self.stripes.iter().flat_map(of_stripe).collect()
+    }
+
+    /// Promises up to `want` tasks of `queue` to the caller, after those who wait. `stocks`: best first.
+    pub(crate) fn promise(&self, queue: &QueueName, stocks: &[Stock], want: u32) -> Vec<Share> {
+        if stocks.is_empty() {
+            return Vec::new();
+        }
+        let mut lines = self.stripe(queue).lock();
+        let line = lines.entry(queue.clone()).or_default();
+        line.serve(queue, stocks);
+        line.promise(queue, stocks, want)
+    }
+
+    /// Offers `stocks`, best first, to those who wait for `queue`.
+    pub(crate) fn serve(&self, queue: &QueueName, stocks: &[Stock]) {
+        if let Some(line) = self.stripe(queue).lock().get_mut(queue) {
+            line.serve(queue, stocks);
+        }
+    }
+
+    /// Takes promises back: their claims were answered, or never made. The queues that somebody waits
+    /// for, who may now get something.
+    pub(crate) fn take_back(&self, shares: &[Share]) -> Vec<QueueName> {
+        let mut awaited = Vec::new();
+        for share in shares {
+            let mut lines = self.stripe(&share.queue).lock();
+            let Some(line) = lines.get_mut(&share.queue) else { continue };
+            line.take_back(std::slice::from_ref(share));
+            if !line.waiters.is_empty() && !awaited.contains(&share.queue) {
+                awaited.push(share.queue.clone());
+            }
+            if line.is_empty() {
+                lines.remove(&share.queue);
+            }
+        }
+        awaited
+    }
+
+    /// A waiter with a new ticket, in no line yet. Nothing when `max` wait already.
+    pub(crate) fn waiter(&self, want: u32, max: usize) -> Option<Arc<Waiter>> {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= max {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
+        Some(Arc::new(Waiter { ticket, want, offer: Mutex::default(), told: Notify::new() }))
+    }
+
+    /// Puts a waiter into the line of `queue`, at the place of its ticket.
+    pub(crate) fn enter(&self, queue: &QueueName, waiter: &Arc<Waiter>) {
+        let mut lines = self.stripe(queue).lock();
+        lines.entry(queue.clone()).or_default().waiters.insert(waiter.ticket, waiter.clone());
+    }
+
+    /// Takes a waiter out of the line of `queue`.
+    pub(crate) fn leave(&self, queue: &QueueName, waiter: &Waiter) {
+        let mut lines = self.stripe(queue).lock();
+        if let Some(line) = lines.get_mut(queue) {
+            line.waiters.remove(&waiter.ticket);
+            if line.is_empty() {
+                lines.remove(queue);
+            }
+        }
+    }
+
+    /// A waiter waits no more.
+    pub(crate) fn gone(&self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn with<T>(&self, queue: &QueueName, look: impl FnOnce(Option<&Line>) -> T) -> T {
+        look(self.stripe(queue).lock().get(queue))
+    }
+
+    fn stripe(&self, queue: &QueueName) -> &Mutex<HashMap<QueueName, Line>> {
+        &self.stripes[self.hasher.hash_one(queue) as usize % STRIPES]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::WallTime;
+
+    fn queue() -> QueueName {
+        QueueName::new("mail").unwrap()
+    }
+
+    fn stock(shard: u16, count: u64) -> Stock {
+        let hint = ReadyHint { priority: 5, since: WallTime::from_millis(1), count };
+        Stock { shard: ShardId::new(shard).unwrap(), hint }
+    }
+
+    fn counts(shares: &[Share]) -> Vec<(u16, u32)> {
+        shares.iter().map(|share| (share.shard.number(), share.count)).collect()
+    }
+
+    #[test]
+    fn what_is_promised_is_not_promised_again() {
+        let lines = Lines::new();
+        let first = lines.promise(&queue(), &[stock(1, 3), stock(2, 1)], 2);
+        assert_eq!(counts(&first), [(1, 2)]);
+        let second = lines.promise(&queue(), &[stock(1, 3), stock(2, 1)], 5);
+        assert_eq!(counts(&second), [(1, 1), (2, 1)]);
+        assert!(lines.promise(&queue(), &[stock(1, 3), stock(2, 1)], 5).is_empty());
+        assert!(lines.take_back(&first).is_empty());
+        assert_eq!(counts(&lines.promise(&queue(), &[stock(1, 3)], 5)), [(1, 2)]);
+    }
+
+    #[test]
+    fn one_ready_task_wakes_one_waiter_and_the_first_one() {
+        let lines = Lines::new();
+        let waiters: Vec<_> = (0..3).map(|_| lines.waiter(1, 10).unwrap()).collect();
+        // Entering late does not cost the place.
+        for waiter in waiters.iter().rev() {
+            lines.enter(&queue(), waiter);
+        }
+        lines.serve(&queue(), &[stock(1, 1)]);
+        assert!(waiters[0].take().is_some());
+        assert!(waiters[1].take().is_none() && waiters[2].take().is_none());
+        lines.serve(&queue(), &[stock(1, 1)]);
+        assert!(waiters[1].take().is_none(), "the task is promised to the first");
+        lines.serve(&queue(), &[stock(1, 2)]);
+        assert!(waiters[1].take().is_some());
+    }
+
+    #[test]
+    fn who_waits_comes_before_who_arrives() {
+        let lines = Lines::new();
+        let waiter = lines.waiter(1, 10).unwrap();
+        lines.enter(&queue(), &waiter);
+        assert!(lines.promise(&queue(), &[stock(1, 1)], 1).is_empty());
+        assert_eq!(counts(&waiter.take().unwrap()), [(1, 1)]);
+    }
+
+    #[test]
+    fn a_waiter_that_left_gets_no_offer_and_its_share_is_free() {
+        let lines = Lines::new();
+        let (gone, stays) = (lines.waiter(1, 10).unwrap(), lines.waiter(1, 10).unwrap());
+        lines.enter(&queue(), &gone);
+        lines.enter(&queue(), &stays);
+        assert!(gone.close().is_none());
+        lines.serve(&queue(), &[stock(1, 1)]);
+        assert!(stays.take().is_some());
+        assert!(lines.waiter(1, 2).is_none(), "two wait already");
+    }
+}

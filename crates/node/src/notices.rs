@@ -1,0 +1,145 @@
+//! Listens to what each shard tells, and passes it on: to those who wait for work, to the outbox, to
+//! those who wait for an end, to the events, to the log.
+//!
+//! A listener that fell behind looks at the state anew: nothing here is the only way to learn something.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use model::{Event, FreedReason, QueueName, ShardId, TaskId, WorkerName};
+use replica::{Heard, Notice, Notices};
+use state_machine::Effect;
+
+use crate::ends::state_after;
+use crate::events::NodeEvent;
+use crate::inner::Inner;
+
+/// Listens to a shard until the node stops.
+pub(crate) async fn run(inner: Arc<Inner>, shard: ShardId, mut notices: Notices) {
+    loop {
+        let heard = tokio::select! {
+            heard = notices.next() => heard,
+            () = inner.stopping.cancelled() => return,
+        };
+        match heard {
+            Some(Heard::Notices(notices)) => pass_on(&inner, shard, &notices),
+            Some(Heard::Lagged(count)) => look_anew(&inner, shard, count),
+            None => return,
+        }
+    }
+}
+
+fn look_anew(inner: &Inner, shard: ShardId, missed: u64) {
+    tracing::debug!(%shard, missed, "notices missed");
+    inner.counters.notices_missed.fetch_add(missed, Ordering::Relaxed);
+    for queue in inner.lines.awaited() {
+        inner.serve(&queue);
+    }
+    ring(inner, shard);
+    inner.ends.wake_all();
+    inner.events.publish([NodeEvent::new(inner.clock.wall(), "events_missed")]);
+}
+
+fn ring(inner: &Inner, source: ShardId) {
+    inner.outboxes[usize::from(source.number()) - 1].notify_one();
+}
+
+/// Passes on the notices of one entry.
+fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &[Notice]) {
+    let mut ready: Vec<&QueueName> = Vec::new();
+    let mut deadlines: Vec<(&WorkerName, u64)> = Vec::new();
+    let mut events = Vec::new();
+    for notice in notices {
+        match &notice.effect {
+            Effect::Ready { queue } => {
+                if !ready.contains(&queue) {
+                    ready.push(queue);
+                }
+            }
+            Effect::Outbox { .. } => ring(inner, shard),
+            Effect::Happened { task, queue, event } => {
+                if let Event::Freed { worker, reason: FreedReason::Deadline, .. } = event {
+                    match deadlines.iter_mut().find(|(of, _)| *of == worker) {
+                        Some((_, count)) => *count += 1,
+                        None => deadlines.push((worker, 1)),
+                    }
+                }
+                happened(inner, *task, event);
+                events.push(event_of(shard, notice, *task, queue, event));
+            }
+            // The replica's own business.
+            Effect::Keep { .. } | Effect::Output { .. } | Effect::Detail { .. } | Effect::Forget { .. } => {}
+        }
+    }
+    // Those who wait for work come first: the rest is for people.
+    for queue in ready {
+        inner.serve(queue);
+    }
+    for (worker, freed) in deadlines {
+        events.push(deadline_passed(inner, shard, notices, worker, freed));
+    }
+    if !events.is_empty() {
+        inner.events.publish(events);
+    }
+}
+
+fn happened(inner: &Arc<Inner>, task: TaskId, event: &Event) {
+    inner.ends.happened(task, event);
+    match event {
+        Event::Freed { reason, .. } => inner.counters.freed(*reason),
+        Event::CancelRequested => {
+            let claim = inner.groups.look(task.shard(), |state| state.task(task)).and_then(|view| view.claim);
+            let session = claim.and_then(|claim| claim.session).and_then(|id| inner.sessions.by_id(id));
+            if let Some(session) = session {
+                session.tell_cancel();
+            }
+        }
+        _ => {}
+    }
+}
+
+/// One line and one event for each worker whose claims ran past their deadline.
+fn deadline_passed(
+    inner: &Inner,
+    shard: ShardId,
+    notices: &[Notice],
+    worker: &WorkerName,
+    freed: u64,
+) -> NodeEvent {
+    inner.counters.deadlines_passed.fetch_add(freed, Ordering::Relaxed);
+    let last = inner.sessions.last_of(worker);
+    let since_last_beat = last.map(|session| session.silent_for(inner.now()));
+    let since_last_beat_ms = since_last_beat.map(|millis| millis.0);
+    tracing::warn!(%worker, tasks_freed = freed, since_last_beat_ms, "deadline passed");
+    let mut event = NodeEvent::new(inner.clock.wall(), "deadline_passed");
+    event.index = notices.first().map(|notice| (shard, notice.index));
+    event.worker = Some(worker.clone());
+    event.reason = Some(FreedReason::Deadline.as_str());
+    event.freed = Some(freed);
+    event.since_last_beat = since_last_beat;
+    event
+}
+
+fn event_of(shard: ShardId, notice: &Notice, task: TaskId, queue: &QueueName, event: &Event) -> NodeEvent {
+    let (worker, reason) = match event {
+        Event::Claimed { worker, .. } | Event::Acked { worker } | Event::Failed { worker, .. } => {
+            (Some(worker.clone()), None)
+        }
+        Event::Freed { worker, reason, .. } => (Some(worker.clone()), Some(reason.as_str())),
+        Event::Enqueued { .. }
+        | Event::BecameReady
+        | Event::BecameDelayed
+        | Event::CancelRequested
+        | Event::Ended { .. }
+        | Event::Requeued { .. } => (None, None),
+    };
+    NodeEvent {
+        index: Some((shard, notice.index)),
+        task: Some(task),
+        queue: Some(queue.clone()),
+        worker,
+        state: state_after(event),
+        reason,
+        ..NodeEvent::new(notice.wall, event.as_str())
+    }
+}

@@ -1,0 +1,306 @@
+//! Enqueue: each task to its place, one proposal for each shard.
+//!
+//! Checks sizes and room, gives ids, makes the envelopes' bytes once. Whether a key is taken or a queue
+//! is full is for the shard to say. Next: `replica/src/propose.rs`, then
+//! `state-machine/src/shard/enqueue.rs`.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use model::command::{Dedup, Unique};
+use model::{
+    Command, Digest, Enqueued, FollowUp, NewTask, QueueName, QueuePolicy, QueueSettings, Rejection, Reply,
+    ShardId, TaskId, limits,
+};
+use wire::envelope::{Envelope, Header};
+
+use crate::call::{Answer, TaskSpec};
+use crate::error::Error;
+use crate::inner::{Inner, Node};
+use crate::place::{self, Placed};
+use crate::stats::Operation;
+
+/// Tasks without keys of one request that stay together in one shard; more are spread.
+const TOGETHER_MAX: usize = 256;
+/// Tasks in one command, unless they are atomic: a large request must not fill an entry of its own.
+const COMMAND_TASKS_MAX: usize = 1_000;
+/// Bytes of envelopes in one command, unless they are atomic.
+const COMMAND_BYTES_MAX: usize = 1024 * 1024;
+
+/// What became of each task.
+pub type EnqueueResults = Vec<Result<Enqueued, Error>>;
+
+/// What goes to one shard: tasks and their places in the request.
+struct Sheet {
+    shard: ShardId,
+    tasks: Vec<NewTask>,
+    places: Vec<usize>,
+}
+
+/// A request's tasks, by shard.
+struct Sheets {
+    sheets: Vec<Sheet>,
+    /// By place in the request; set already for those that were refused here.
+    results: Vec<Option<Result<Enqueued, Error>>>,
+}
+
+impl Node {
+    /// Takes tasks in: each with its own outcome, or with `atomic` all or none.
+    pub async fn enqueue(&self, tasks: Vec<TaskSpec>, atomic: bool) -> Result<Answer<EnqueueResults>, Error> {
+        let since = Instant::now();
+        let count = tasks.len();
+        let answer = self.inner.enqueue(tasks, atomic).await;
+        match &answer {
+            Ok(answer) => self.inner.counters.timed_all(Operation::Enqueue, since, &answer.value),
+            Err(_) => self.inner.counters.timed(Operation::Enqueue, since, 0, count),
+        }
+        answer
+    }
+}
+
+impl Inner {
+    async fn enqueue(&self, tasks: Vec<TaskSpec>, atomic: bool) -> Result<Answer<EnqueueResults>, Error> {
+        if tasks.is_empty() || tasks.len() > limits::ENQUEUE_TASKS_MAX {
+            return Err(Error::Invalid(format!(
+                "a request enqueues {} tasks: send 1 to {}",
+                tasks.len(),
+                limits::ENQUEUE_TASKS_MAX
+            )));
+        }
+        self.room.check()?;
+        let Sheets { sheets, mut results } = self.sort(tasks, atomic)?;
+        let proposals = sheets.into_iter().map(|sheet| self.enqueue_in(sheet, atomic));
+        let mut indexes = Vec::new();
+        let mut failed = None;
+        for (shard, places, outcome) in futures::future::join_all(proposals).await {
+            match outcome {
+                Ok((index, outcomes)) => {
+                    indexes.push((shard, index));
+                    for (place, outcome) in places.into_iter().zip(outcomes) {
+                        results[place] = Some(outcome.map_err(Error::from));
+                    }
+                }
+                Err(error) => {
+                    for place in places {
+                        results[place] = Some(Err(error.clone()));
+                    }
+                    failed = Some(error);
+                }
+            }
+        }
+        if let Some(error) = failed
+            && (atomic || indexes.is_empty())
+        {
+            return Err(error);
+        }
+        let settled = |result: Option<_>| result.expect("every task is in a sheet or was refused");
+        Ok(Answer { value: results.into_iter().map(settled).collect(), indexes })
+    }
+
+    /// Sorts tasks by shard and gives them ids.
+    fn sort(&self, tasks: Vec<TaskSpec>, atomic: bool) -> Result<Sheets, Error> {
+        let policies = self.policies.all();
+        let mut results: Vec<Option<Result<Enqueued, Error>>> = vec![None; tasks.len()];
+        let mut placed = Vec::with_capacity(tasks.len());
+        for (place, task) in tasks.iter().enumerate() {
+            let found = self
+                .check(task, &policies)
+                .map(|policy| place::place(task, policy.spread, self.groups.count()));
+            match found {
+                Ok(found) => placed.push(found),
+                Err(error) if atomic => return Err(error),
+                Err(error) => {
+                    results[place] = Some(Err(error));
+                    placed.push(Placed::default());
+                }
+            }
+        }
+        let mut anywhere = self.anywhere(&placed, atomic)?;
+        let mut ids = self.ids.take(self.clock.wall(), tasks.len());
+        let mut sheets: Vec<Sheet> = Vec::new();
+        for (place, (task, placed)) in tasks.into_iter().zip(placed).enumerate() {
+            if results[place].is_some() {
+                continue;
+            }
+            let shard = placed.shard.unwrap_or_else(|| anywhere.next());
+            let task = new_task(task, &placed, ids.next(shard));
+            match sheets.iter_mut().find(|sheet| sheet.shard == shard) {
+                Some(sheet) => {
+                    sheet.tasks.push(task);
+                    sheet.places.push(place);
+                }
+                None => sheets.push(Sheet { shard, tasks: vec![task], places: vec![place] }),
+            }
+        }
+        Ok(Sheets { sheets, results })
+    }
+
+    /// The policy of the task's queue, if the task may enter it.
+    fn check<'a>(
+        &'a self,
+        task: &TaskSpec,
+        policies: &'a HashMap<QueueName, QueueSettings>,
+    ) -> Result<&'a QueuePolicy, Error> {
+        let policy = match policies.get(&task.queue) {
+            Some(settings) => &settings.policy,
+            None if self.auto_create => self.policies.default(),
+            None => return Err(Rejection::UnknownQueue { queue: task.queue.clone() }.into()),
+        };
+        let bytes = task.payload.len() as u64;
+        if bytes > policy.payload_bytes_max {
+            return Err(Error::PayloadTooLarge { bytes, bytes_max: policy.payload_bytes_max });
+        }
+        Ok(policy)
+    }
+
+    /// Where the tasks of a request go that may go anywhere.
+    fn anywhere(&self, placed: &[Placed], atomic: bool) -> Result<Anywhere, Error> {
+        let count = self.groups.count();
+        let mut fixed = placed.iter().filter_map(|placed| placed.shard);
+        if atomic {
+            let first = fixed.next();
+            if fixed.any(|shard| Some(shard) != first) {
+                return Err(Error::NotOneShard);
+            }
+            let shard = first.unwrap_or_else(|| self.next_shard());
+            return Ok(Anywhere { first: shard, count, run: usize::MAX, given: 0 });
+        }
+        let free = placed.len() - fixed.count();
+        // Small requests stay in one entry; large ones use all shards.
+        let run = free.div_ceil(usize::from(count)).max(TOGETHER_MAX);
+        Ok(Anywhere { first: self.next_shard(), count, run, given: 0 })
+    }
+
+    fn next_shard(&self) -> ShardId {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        nth_shard(turn, self.groups.count())
+    }
+
+    async fn enqueue_in(&self, sheet: Sheet, atomic: bool) -> (ShardId, Vec<usize>, EnqueueOutcome) {
+        let Sheet { shard, tasks, places } = sheet;
+        let commands = if atomic { vec![Command::Enqueue { tasks, atomic }] } else { commands(tasks) };
+        let applied = match self.groups.propose(shard, commands).await {
+            Ok(applied) => applied,
+            Err(error) => return (shard, places, Err(error)),
+        };
+        let mut index = 0;
+        let mut outcomes = Vec::with_capacity(places.len());
+        for applied in applied {
+            index = index.max(applied.index);
+            match applied.outcome {
+                Ok(Reply::Enqueued(some)) => outcomes.extend(some),
+                Ok(_) => unreachable!("an enqueue is answered by what became of its tasks"),
+                Err(rejection) => return (shard, places, Err(rejection.into())),
+            }
+        }
+        (shard, places, Ok((index, outcomes)))
+    }
+
+    /// What an ack enqueues with it. Only its size can be refused.
+    pub(crate) fn follow_ups(
+        &self,
+        source: TaskId,
+        then: Vec<TaskSpec>,
+        policies: &HashMap<QueueName, QueueSettings>,
+    ) -> Result<Vec<FollowUp>, Error> {
+        if then.len() > limits::FOLLOW_UPS_MAX {
+            return Err(Error::Invalid(format!(
+                "an ack has {} follow-ups: send at most {}",
+                then.len(),
+                limits::FOLLOW_UPS_MAX
+            )));
+        }
+        let mut ids = self.ids.take(self.clock.wall(), then.len());
+        let follow_up = |task: TaskSpec| {
+            let policy =
+                policies.get(&task.queue).map_or(self.policies.default(), |settings| &settings.policy);
+            let bytes = task.payload.len() as u64;
+            if bytes > policy.payload_bytes_max {
+                return Err(Error::PayloadTooLarge { bytes, bytes_max: policy.payload_bytes_max });
+            }
+            let placed = place::place(&task, policy.spread, self.groups.count());
+            let shard = placed.shard.unwrap_or(source.shard());
+            Ok(FollowUp { shard, task: new_task(task, &placed, ids.next(shard)) })
+        };
+        then.into_iter().map(follow_up).collect()
+    }
+}
+
+type EnqueueOutcome = Result<(u64, Vec<Result<Enqueued, Rejection>>), Error>;
+
+/// Hands out shards to tasks without keys, in runs.
+struct Anywhere {
+    first: ShardId,
+    count: u16,
+    run: usize,
+    given: usize,
+}
+
+impl Anywhere {
+    fn next(&mut self) -> ShardId {
+        let runs = self.given / self.run;
+        self.given += 1;
+        nth_shard(u64::from(self.first.number() - 1) + runs as u64, self.count)
+    }
+}
+
+fn nth_shard(n: u64, count: u16) -> ShardId {
+    ShardId::new((n % u64::from(count)) as u16 + 1).expect("a shard of this cluster has a number")
+}
+
+/// Splits tasks into commands of bounded size.
+fn commands(tasks: Vec<NewTask>) -> Vec<Command> {
+    let mut commands = Vec::new();
+    let mut some: Vec<NewTask> = Vec::new();
+    let mut bytes = 0;
+    for task in tasks {
+        let full = some.len() == COMMAND_TASKS_MAX || bytes + task.envelope.len() > COMMAND_BYTES_MAX;
+        if full && !some.is_empty() {
+            commands.push(Command::Enqueue { tasks: std::mem::take(&mut some), atomic: false });
+            bytes = 0;
+        }
+        bytes += task.envelope.len();
+        some.push(task);
+    }
+    commands.push(Command::Enqueue { tasks: some, atomic: false });
+    commands
+}
+
+/// Makes the task that a shard takes in.
+fn new_task(task: TaskSpec, placed: &Placed, id: TaskId) -> NewTask {
+    let digest = Digest::new(&task.kind, task.content_type.as_deref().unwrap_or(""), &task.payload);
+    let dedup = task.dedup.as_ref().zip(placed.dedup_key);
+    let unique = task.unique.as_ref().zip(placed.unique_key);
+    let header = |(name, value)| Header { name, value };
+    let (kind_hash, dedup, unique) = (
+        task.kind.hash32(),
+        dedup.map(|(&(_, window), key)| Dedup { key, window }),
+        unique.map(|(&(_, until), key)| Unique { key, until }),
+    );
+    let envelope = Envelope {
+        kind: task.kind.as_str().to_owned(),
+        payload: task.payload,
+        content_type: task.content_type,
+        headers: task.headers.into_iter().map(header).collect(),
+        order_key: task.order_key,
+        dedup_key: task.dedup.map(|(key, _)| key),
+        unique_key: task.unique.map(|(key, _)| key),
+    };
+    NewTask {
+        id,
+        queue: task.queue,
+        kind_hash,
+        digest,
+        priority: task.priority,
+        start: task.start,
+        order_key: placed.order_key,
+        dedup,
+        unique,
+        hold: task.hold,
+        retry: task.retry,
+        expires_in: task.expires_in,
+        retention: task.retention,
+        envelope: envelope.to_bytes(),
+    }
+}

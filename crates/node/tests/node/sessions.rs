@@ -1,0 +1,213 @@
+//! Workers that live, fall silent, leave and are removed.
+
+use std::time::{Duration, Instant};
+
+use model::{FreedReason, Millis, StateKind};
+use node::Error;
+use node::call::{ClaimCall, WorkerFacts, WorkerState};
+
+use crate::support::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_worker_is_lost_and_its_claims_are_free_within_three_seconds() {
+    let node = node().await;
+    let mut events = node.events(None);
+    node.enqueue(vec![task("mail"); 3], false).await.unwrap();
+    let session = register(&node, "w1").await;
+    let held = claim_in_session(&node, "mail", "w1", session).await;
+    assert_eq!(held.len(), 3);
+    let since = Instant::now();
+    eventually("its claims are free", || async { depth(&node, "mail", StateKind::Ready).await == 3 }).await;
+    assert!(since.elapsed() >= Duration::from_millis(2_400), "{:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_millis(3_200), "{:?}", since.elapsed());
+    let lost = loop {
+        let event = events.next().await.unwrap();
+        if event.kind == "worker_lost" {
+            break event;
+        }
+    };
+    assert_eq!((lost.worker, lost.freed, lost.reason), (Some(worker("w1")), Some(3), Some("silent")));
+    assert!(lost.since_last_beat >= Some(Millis(2_500)));
+    assert_eq!(node.worker(&worker("w1")).unwrap().state, WorkerState::Lost);
+    let beat = node.beat(&worker("w1"), session, Vec::new()).await.unwrap_err();
+    assert_eq!(beat, Error::UnknownWorker { worker: worker("w1") });
+    let claim = ClaimCall { session: Some(session), ..claim_call("mail", 1, Millis(0)) };
+    assert_eq!(node.claim(claim).await.unwrap_err().code(), "unknown_worker");
+    let stats = node.stats().await.unwrap();
+    assert!(stats.freed.contains(&(FreedReason::Silent, 3)), "{:?}", stats.freed);
+    assert_eq!(stats.workers_lost, 1);
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beats_keep_a_worker_and_its_claims() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let session = register(&node, "w1").await;
+    let held = claim_in_session(&node, "mail", "w1", session).await;
+    let running = vec![(held[0].id, held[0].fence)];
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_millis(3_500) {
+        let answer = node.beat(&worker("w1"), session, running.clone()).await.unwrap();
+        assert_eq!((answer.state, answer.cancel.len()), (WorkerState::Running, 0));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_eq!(ack(&node, &held[0]).await.unwrap().state, StateKind::Done);
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_stream_frees_at_once_and_counts_an_attempt() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let session = register(&node, "w1").await;
+    let mut stream = node.hold_session(&worker("w1"), session).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().state, WorkerState::Running);
+    claim_in_session(&node, "mail", "w1", session).await;
+    let since = Instant::now();
+    drop(stream);
+    eventually("its claim is free", || async { depth(&node, "mail", StateKind::Ready).await == 1 }).await;
+    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+    assert_eq!(claim_one(&node, "mail").await.attempt, 2);
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_was_replaced_may_break() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let session = register(&node, "w1").await;
+    let mut first = node.hold_session(&worker("w1"), session).await.unwrap();
+    assert!(first.next().await.is_some());
+    let mut second = node.hold_session(&worker("w1"), session).await.unwrap();
+    assert!(first.next().await.is_none(), "the first is told that it was replaced");
+    drop(first);
+    assert!(second.next().await.is_some());
+    let held = claim_in_session(&node, "mail", "w1", session).await;
+    ack(&node, &held[0]).await.unwrap();
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_leaves_in_order_costs_no_attempt() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let session = register(&node, "w1").await;
+    claim_in_session(&node, "mail", "w1", session).await;
+    node.end_session(&worker("w1")).await.unwrap();
+    assert_eq!(claim_one(&node, "mail").await.attempt, 1);
+    assert!(node.workers().is_empty());
+    assert_eq!(node.end_session(&worker("w1")).await.unwrap_err().code(), "unknown_worker");
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_worker_is_fenced_and_its_claims_are_free() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let session = register(&node, "w1").await;
+    let held = claim_in_session(&node, "mail", "w1", session).await;
+    node.remove_worker(&worker("w1")).await.unwrap();
+    assert_eq!(ack(&node, &held[0]).await.unwrap_err().code(), "not_claimed");
+    assert!(node.beat(&worker("w1"), session, Vec::new()).await.is_err());
+    assert!(node.workers().is_empty());
+    assert_eq!(claim_one(&node, "mail").await.attempt, 1);
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_is_asked_to_drain_and_gets_nothing_more() {
+    let node = node().await;
+    let session = register(&node, "w1").await;
+    let mut stream = node.hold_session(&worker("w1"), session).await.unwrap();
+    assert!(stream.next().await.is_some());
+    let waiting = tokio::spawn({
+        let node = node.clone();
+        let call = ClaimCall { session: Some(session), ..claim_call("mail", 1, Millis::secs(60)) };
+        async move { node.claim(call).await }
+    });
+    eventually("it waits", || async { node.waiting_claims() == 1 }).await;
+    node.drain(&worker("w1")).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().state, WorkerState::Draining);
+    assert!(waiting.await.unwrap().unwrap().value.is_empty());
+    assert_eq!(node.beat(&worker("w1"), session, Vec::new()).await.unwrap().state, WorkerState::Draining);
+    enqueue(&node, task("mail")).await;
+    assert!(claim_in_session(&node, "mail", "w1", session).await.is_empty());
+    node.stop_worker(&worker("w1")).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().state, WorkerState::Stopping);
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_two_beats_do_not_list_is_given_back() {
+    let node = node().await;
+    node.enqueue(vec![task("mail"); 2], false).await.unwrap();
+    let session = register(&node, "w1").await;
+    let held = claim_in_session(&node, "mail", "w1", session).await;
+    let running = vec![(held[0].id, held[0].fence)];
+    eventually("the other is ready again", || async {
+        node.beat(&worker("w1"), session, running.clone()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        depth(&node, "mail", StateKind::Ready).await == 1
+    })
+    .await;
+    let again = claim_one(&node, "mail").await;
+    assert_eq!((again.id, again.attempt), (held[1].id, 1));
+    ack(&node, &held[0]).await.unwrap();
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_hears_which_tasks_to_stop() {
+    let node = node().await;
+    node.enqueue(vec![task("mail"); 3], false).await.unwrap();
+    let session = register(&node, "w1").await;
+    let mut stream = node.hold_session(&worker("w1"), session).await.unwrap();
+    assert!(stream.next().await.is_some());
+    let held = claim_in_session(&node, "mail", "w1", session).await;
+    node.cancel(held[0].id, "not needed".to_owned()).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().cancel, [(held[0].id, held[0].fence)]);
+    node.discard(held[1].id).await.unwrap();
+    let running = held.iter().map(|claim| (claim.id, claim.fence)).collect();
+    let mut cancel = node.beat(&worker("w1"), session, running).await.unwrap().cancel;
+    cancel.sort();
+    let mut expected = vec![(held[0].id, held[0].fence), (held[1].id, held[1].fence)];
+    expected.sort();
+    assert_eq!(cancel, expected);
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_registers_anew_ends_its_life_before() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let first = register(&node, "w1").await;
+    let held = claim_in_session(&node, "mail", "w1", first).await;
+    let second = register(&node, "w1").await;
+    assert_ne!(first, second);
+    eventually("its claim is free", || async { depth(&node, "mail", StateKind::Ready).await == 1 }).await;
+    assert_eq!(ack(&node, &held[0]).await.unwrap_err().code(), "not_claimed");
+    let same = node.register(WorkerFacts { session: Some(second), ..facts("w1") }).await.unwrap();
+    assert_eq!(same.0, second, "a session can be gone on with");
+    assert_eq!(node.workers().len(), 1);
+    assert_eq!(node.slots().total, 8);
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_passed_deadline_is_one_event_with_its_worker() {
+    let node = node().await;
+    let mut events = node.events(None);
+    node.enqueue(vec![task("mail"); 2], false).await.unwrap();
+    let call = ClaimCall { hold: Some(Millis(100)), ..claim_call("mail", 2, Millis(0)) };
+    assert_eq!(node.claim(call).await.unwrap().value.len(), 2);
+    let passed = loop {
+        let event = events.next().await.unwrap();
+        if event.kind == "deadline_passed" {
+            break event;
+        }
+    };
+    assert_eq!(passed.worker, Some(worker("w1")));
+    eventually("both are free", || async { depth(&node, "mail", StateKind::Ready).await == 2 }).await;
+    node.stop().await.unwrap();
+}
