@@ -1,0 +1,104 @@
+//! `GET /v1/cluster` and `GET /v1/node`.
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use node::info::{ClusterInfo, GroupLine, Health, ShardLine};
+use wire::http::Time;
+use wire::http::cluster::{
+    ClusterNodeReply, ClusterReply, ClusterStatusWord, GroupReply, NodeReply, ReplicaReply, ShardReply,
+};
+use wire::http::task::ReasonReply;
+use wire::http::worker::SlotsReply;
+
+use crate::app::App;
+use crate::reply::json;
+
+/// How the cluster is.
+#[utoipa::path(
+    get, path = "/v1/cluster", tag = "cluster",
+    responses((status = 200, description = "the cluster, as this node sees it", body = ClusterReply))
+)]
+pub(crate) async fn cluster(State(app): State<App>) -> Response {
+    json(StatusCode::OK, &reply(&app, &app.node.cluster()))
+}
+
+fn reply(app: &App, info: &ClusterInfo) -> ClusterReply {
+    let reasons = info.reasons.iter();
+    ClusterReply {
+        cluster_id: format!("{:032x}", info.cluster_id),
+        version: info.version.to_owned(),
+        status: match info.status {
+            Health::Healthy => ClusterStatusWord::Healthy,
+            Health::Degraded => ClusterStatusWord::Degraded,
+            Health::Unavailable => ClusterStatusWord::Unavailable,
+        },
+        reasons: reasons
+            .map(|line| ReasonReply { code: line.code.to_owned(), text: line.text.clone() })
+            .collect(),
+        slots: SlotsReply { open: info.slots.open, total: info.slots.total },
+        nodes: info
+            .nodes
+            .iter()
+            .map(|node| ClusterNodeReply {
+                id: node.id.0,
+                // Only this node's own address is known here.
+                address: (node.id == app.node.id())
+                    .then(|| app.config.listen.to_string())
+                    .unwrap_or_default(),
+                state: node.state.to_owned(),
+                leads: node.leads as u64,
+            })
+            .collect(),
+        shards: info.shards.iter().map(shard).collect(),
+    }
+}
+
+fn shard(line: &ShardLine) -> ShardReply {
+    let replicas = line.replicas.iter();
+    ShardReply {
+        id: line.id.number(),
+        leader: line.leader.map(|node| node.0),
+        term: line.term,
+        commit: line.commit,
+        replicas: replicas
+            .map(|replica| ReplicaReply { node: replica.node.0, applied: replica.applied, lag: replica.lag })
+            .collect(),
+    }
+}
+
+/// This node alone, quorum or not.
+#[utoipa::path(
+    get, path = "/v1/node", tag = "cluster",
+    responses((status = 200, description = "this node", body = NodeReply))
+)]
+pub(crate) async fn node(State(app): State<App>) -> Response {
+    let info = app.node.info();
+    let ready = app.node.ready();
+    let reply = NodeReply {
+        id: info.node.0,
+        version: info.version.to_owned(),
+        started_at: Time(info.started_at),
+        uptime_ms: info.uptime.into(),
+        ready: ready.is_ok(),
+        reason: ready.err(),
+        groups: info.groups.iter().map(group).collect(),
+    };
+    json(StatusCode::OK, &reply)
+}
+
+fn group(line: &GroupLine) -> GroupReply {
+    GroupReply {
+        id: line.group.0,
+        role: line.role.to_owned(),
+        term: line.term,
+        voted_for: line.voted_for.map(|node| node.0),
+        leader: line.leader.map(|node| node.0),
+        commit: line.commit,
+        applied: line.applied,
+        last_checkpoint: line.last_checkpoint,
+        last_heartbeat: line.last_heartbeat.map(Time),
+        last_election: line.last_election.map(Time),
+        peers: line.peers.iter().map(|node| node.0).collect(),
+    }
+}

@@ -1,0 +1,213 @@
+//! Sockets: binding, accepting, and closing in order.
+//!
+//! Every connection has a limit and every wait a timeout. What is said on a connection is `http`'s.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::{IntoResponse as _, Response};
+use futures::FutureExt as _;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tower_service::Service as _;
+use wire::http::Code;
+
+use crate::app::App;
+use crate::config::ServerConfig;
+use crate::error::Error;
+use crate::latency::Operation;
+use crate::problem::Refusal;
+
+/// Connections that the system holds until we accept them.
+const BACKLOG: u32 = 1024;
+/// How long to wait when the system has no room for another connection.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+/// Streams of one HTTP/2 connection at once.
+const STREAMS_MAX: u32 = 1_000;
+/// All headers of one request.
+const HEADERS_BYTES_MAX: u32 = 32 * 1024;
+/// How often a silent HTTP/2 connection is asked whether it is there.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+
+/// What a connection over the limit is told.
+const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\n\
+retry-after: 1\r\nconnection: close\r\ncontent-length: 210\r\n\r\n\
+{\"type\":\"urn:windlass:error:unavailable\",\"code\":\"unavailable\",\"title\":\"not available now\",\
+\"status\":503,\"detail\":\"this server has as many connections as it takes: retry, or raise connections_max on the server.\"}";
+
+/// Takes the port, or says why not.
+pub(crate) async fn bind(config: &ServerConfig) -> Result<TcpListener, Error> {
+    let addr = config.listen;
+    if !config.insecure && !addr.ip().is_loopback() {
+        return Err(Error::Insecure { addr });
+    }
+    listen_on(addr).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => Error::PortInUse { addr },
+        _ => Error::Bind { addr, source },
+    })
+}
+
+fn listen_on(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A port whose last connections are still closing is free.
+    socket.set_reuseaddr(true)?;
+    socket.bind(addr)?;
+    socket.listen(BACKLOG)
+}
+
+/// Accepts until the app stops, then waits for what runs, at most the grace.
+pub(crate) async fn run(listener: TcpListener, app: App) {
+    let face = Face {
+        router: crate::http::router(app.clone()),
+        builder: Arc::new(builder(&app.config)),
+        graceful: GracefulShutdown::new(),
+        killed: CancellationToken::new(),
+        places: Arc::new(Semaphore::new(app.config.connections_max)),
+        app: app.clone(),
+    };
+    loop {
+        tokio::select! {
+            biased;
+            () = app.stopping().cancelled() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => face.serve(stream),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    let open = face.graceful.count();
+    if tokio::time::timeout(app.config.grace, face.graceful.shutdown()).await.is_err() {
+        tracing::warn!(connections = open, "connections were still busy after the grace: closed");
+    }
+    face.killed.cancel();
+}
+
+/// What every connection needs.
+struct Face {
+    app: App,
+    router: Router,
+    builder: Arc<Builder<TokioExecutor>>,
+    graceful: GracefulShutdown,
+    killed: CancellationToken,
+    places: Arc<Semaphore>,
+}
+
+impl Face {
+    fn serve(&self, stream: TcpStream) {
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            // The socket's buffer is empty, so this does not wait; if it fails, closing says enough.
+            let _ = stream.try_write(FULL);
+            return;
+        };
+        // Small replies must not wait for the acknowledgement of the one before.
+        let _ = stream.set_nodelay(true);
+        let (app, router, builder) = (self.app.clone(), self.router.clone(), self.builder.clone());
+        let (watcher, killed) = (self.graceful.watcher(), self.killed.clone());
+        tokio::spawn(async move {
+            let service = service_fn(move |request| answer(app.clone(), router.clone(), request));
+            let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+            tokio::select! {
+                served = watcher.watch(connection) => {
+                    if let Err(error) = served {
+                        tracing::debug!(%error, "a connection ended early");
+                    }
+                }
+                () = killed.cancelled() => {}
+            }
+            drop(place);
+        });
+    }
+}
+
+fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(config.header_timeout);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_INTERVAL)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEADERS_BYTES_MAX);
+    builder
+}
+
+/// Answers one request, whatever happens on the way.
+async fn answer(app: App, mut router: Router, request: Request<Incoming>) -> Result<Response, Infallible> {
+    let started = Instant::now();
+    let operation = Operation::of(request.method(), request.uri().path());
+    let response = match crate::http::origin::check(&request) {
+        Ok(()) => {
+            let work = AssertUnwindSafe(router.call(request.map(Body::new))).catch_unwind();
+            match tokio::time::timeout(app.config.request_timeout, work).await {
+                Ok(Ok(Ok(response))) => response,
+                Ok(Err(_)) => panicked(operation),
+                Err(_) => timed_out(),
+            }
+        }
+        Err(refusal) => refusal.into_response(),
+    };
+    app.latencies.of(operation).record(started.elapsed(), response.status().as_u16());
+    Ok(response)
+}
+
+/// The panic's own message went to the log by its hook.
+fn panicked(operation: Operation) -> Response {
+    tracing::error!(
+        operation = operation.as_str(),
+        "a request ended in a panic: this is a bug, please report it"
+    );
+    let detail =
+        "the server made a mistake, its log says more: retry with the same dedup key, token or request id";
+    Refusal::new(Code::Internal, detail).into_response()
+}
+
+fn timed_out() -> Response {
+    let detail =
+        "no answer in time, it may have been done or not: retry with the same dedup key, token or request id";
+    Refusal::new(Code::Timeout, detail).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::http::Problem;
+
+    #[test]
+    fn a_connection_too_many_is_told_so_in_a_whole_reply() {
+        let text = std::str::from_utf8(FULL).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("content-length: {}", body.len())), "{} bytes", body.len());
+        assert_eq!(serde_json::from_str::<Problem>(body).unwrap().code, "unavailable");
+    }
+
+    #[tokio::test]
+    async fn a_port_in_use_and_an_open_address_are_refused_in_clear_words() {
+        let first = bind(&ServerConfig { listen: "127.0.0.1:0".parse().unwrap(), ..Default::default() })
+            .await
+            .unwrap();
+        let taken = ServerConfig { listen: first.local_addr().unwrap(), ..Default::default() };
+        let error = bind(&taken).await.unwrap_err().to_string();
+        assert!(error.contains("is in use by another process"), "{error}");
+        let open = ServerConfig { listen: "0.0.0.0:0".parse().unwrap(), ..Default::default() };
+        let error = bind(&open).await.unwrap_err().to_string();
+        assert!(error.contains("--insecure"), "{error}");
+        assert!(bind(&ServerConfig { insecure: true, ..open }).await.is_ok());
+    }
+}
