@@ -1,0 +1,371 @@
+//! A small HTTP/1.1 client: JSON in, JSON out, the next server when one is down.
+//!
+//! A call is sent again only where that cannot do harm: when no connection was made, when the server
+//! said that it did nothing, or when the caller says that a repeat is safe (reads, and writes that carry
+//! a token, a request id or a dedup key). Knows nothing of verbs; those are in the files named after them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::Result;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, USER_AGENT};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::client::legacy::Client as Pool;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::exit::{Exit, Failure};
+use crate::json::Json;
+
+/// No answer is larger than this; a list comes in pages.
+const ANSWER_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// A server that does not take a connection by then is down.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long all servers are tried again while they say that they cannot serve now.
+const RETRY_BUDGET: Duration = Duration::from_secs(3);
+
+/// Whether a call may be sent again when nobody knows what became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// It reads, or carries something by which the server knows it again.
+    Safe,
+    /// It would be done twice.
+    Unsafe,
+}
+
+/// One request.
+pub(crate) struct Call {
+    method: Method,
+    path: String,
+    body: Option<Bytes>,
+    repeat: Repeat,
+    wait: Duration,
+    within: Option<Duration>,
+}
+
+impl Call {
+    pub(crate) fn get(path: impl Into<String>) -> Call {
+        Call::new(Method::GET, path, None, Repeat::Safe)
+    }
+
+    pub(crate) fn post(path: impl Into<String>, body: &impl Serialize, repeat: Repeat) -> Call {
+        let body = serde_json::to_vec(body).expect("requests are plain data, which always becomes JSON");
+        Call::new(Method::POST, path, Some(body.into()), repeat)
+    }
+
+    pub(crate) fn put(path: impl Into<String>, body: &impl Serialize) -> Call {
+        let body = serde_json::to_vec(body).expect("requests are plain data, which always becomes JSON");
+        Call::new(Method::PUT, path, Some(body.into()), Repeat::Safe)
+    }
+
+    pub(crate) fn delete(path: impl Into<String>) -> Call {
+        Call::new(Method::DELETE, path, None, Repeat::Safe)
+    }
+
+    fn new(method: Method, path: impl Into<String>, body: Option<Bytes>, repeat: Repeat) -> Call {
+        Call { method, path: path.into(), body, repeat, wait: Duration::ZERO, within: None }
+    }
+
+    /// The server was asked to wait this long before it answers.
+    pub(crate) fn waiting(mut self, wait: Duration) -> Call {
+        self.wait = wait;
+        self
+    }
+
+    /// An answer later than this is of no use.
+    pub(crate) fn within(mut self, within: Duration) -> Call {
+        self.within = Some(within);
+        self
+    }
+}
+
+/// What one try at one server came to.
+enum Try {
+    Answer(Response<Incoming>),
+    /// Nothing was done: another server may be asked.
+    Down(String),
+    /// It may have been done.
+    Unknown(Failure),
+}
+
+/// Talks to the first of its servers that answers, and stays with it.
+pub(crate) struct Client {
+    servers: Vec<Uri>,
+    current: AtomicUsize,
+    pool: Pool<HttpConnector, Full<Bytes>>,
+    timeout: Duration,
+}
+
+impl Client {
+    /// A client for a list of URLs, separated by commas.
+    pub(crate) fn new(servers: &str, timeout: Duration) -> Result<Client> {
+        let servers = servers.split(',').map(parse_server).collect::<Result<Vec<_>>>()?;
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        connector.set_nodelay(true);
+        let pool = Pool::builder(TokioExecutor::new()).build(connector);
+        Ok(Client { servers, current: AtomicUsize::new(0), pool, timeout })
+    }
+
+    pub(crate) async fn get(&self, path: impl Into<String>) -> Result<Json> {
+        self.call(Call::get(path)).await
+    }
+
+    /// Sends a call and reads its answer; a problem becomes a [`Failure`].
+    pub(crate) async fn call(&self, call: Call) -> Result<Json> {
+        let patience = call.within.unwrap_or(self.timeout) + call.wait;
+        let deadline = Instant::now() + patience;
+        let answer = self.send(&call, deadline).await?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect();
+        let body = match timeout_at(deadline, body).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(e)) => {
+                return Err(Failure::new(Exit::Failure, format!("the server's answer broke off: {e}")).into());
+            }
+            Err(_) => return Err(too_long(patience).into()),
+        };
+        if !status.is_success() {
+            return Err(problem(status, &body).into());
+        }
+        if body.is_empty() {
+            return Ok(Json::null());
+        }
+        Json::parse(&body).map_err(|e| {
+            Failure::new(Exit::Failure, format!("the answer is not JSON ({e}): is this Windlass?")).into()
+        })
+    }
+
+    /// Opens a stream that stays open: its body, to be read as it comes.
+    pub(crate) async fn stream(&self, path: impl Into<String>) -> Result<Incoming> {
+        let deadline = Instant::now() + self.timeout;
+        let answer = self.send(&Call::get(path), deadline).await?;
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(answer.into_body());
+        }
+        let body = Limited::new(answer.into_body(), 64 * 1024).collect().await;
+        Err(problem(status, &body.map(|b| b.to_bytes()).unwrap_or_default()).into())
+    }
+
+    /// Asks one server after the other until one answers.
+    async fn send(&self, call: &Call, deadline: Instant) -> Result<Response<Incoming>> {
+        let started = Instant::now();
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let mut last = None;
+            for _ in 0..self.servers.len() {
+                let at = self.current.load(Ordering::Relaxed) % self.servers.len();
+                let retry = match self.try_at(&self.servers[at], call, deadline).await {
+                    Try::Answer(answer) if !did_nothing(&answer) => return Ok(answer),
+                    Try::Answer(answer) => Retry::Refused(answer),
+                    Try::Down(why) => Retry::Down(why),
+                    Try::Unknown(why) if call.repeat == Repeat::Safe && why.exit != Exit::Timeout => {
+                        Retry::Down(why.message)
+                    }
+                    Try::Unknown(why) => return Err(why.into()),
+                };
+                last = Some(retry);
+                self.current.store(at + 1, Ordering::Relaxed);
+            }
+            // A refusal passes (an election takes a moment), a dead server does not within our patience.
+            match last.expect("there is at least one server") {
+                Retry::Refused(_)
+                    if started.elapsed() + pause < RETRY_BUDGET && Instant::now() + pause < deadline =>
+                {
+                    sleep(pause).await;
+                    pause *= 2;
+                }
+                Retry::Refused(answer) => return Ok(answer),
+                Retry::Down(why) => return Err(Failure::new(Exit::Failure, why).into()),
+            }
+        }
+    }
+
+    async fn try_at(&self, server: &Uri, call: &Call, deadline: Instant) -> Try {
+        let base = server.to_string();
+        let mut request = Request::builder()
+            .method(&call.method)
+            .uri(format!("{}{}", base.trim_end_matches('/'), call.path))
+            .header(USER_AGENT, concat!("windlass-cli/", env!("CARGO_PKG_VERSION")));
+        if call.body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let request = match request.body(Full::new(call.body.clone().unwrap_or_default())) {
+            Ok(request) => request,
+            Err(e) => return Try::Unknown(Failure::usage(format!("{base}{} is no address: {e}", call.path))),
+        };
+        match timeout_at(deadline, self.pool.request(request)).await {
+            Ok(Ok(answer)) => Try::Answer(answer),
+            Ok(Err(e)) if e.is_connect() => {
+                Try::Down(format!("cannot reach {base}: {}: is a server running there?", root_cause(&e)))
+            }
+            Ok(Err(e)) => {
+                let message = format!("lost the connection to {base}: {}: outcome unknown", root_cause(&e));
+                Try::Unknown(Failure::new(Exit::Failure, message))
+            }
+            Err(_) => Try::Unknown(too_long(call.within.unwrap_or(self.timeout) + call.wait)),
+        }
+    }
+}
+
+enum Retry {
+    Refused(Response<Incoming>),
+    Down(String),
+}
+
+/// Whether the server said that it did nothing and that asking again makes sense.
+fn did_nothing(answer: &Response<Incoming>) -> bool {
+    // `memory_full` is a 503 as well, but it is about this request: it is told by its longer Retry-After
+    // in the body, which the caller reads. Asking again for a moment does no harm there either.
+    answer.status() == StatusCode::SERVICE_UNAVAILABLE
+}
+
+fn too_long(after: Duration) -> Failure {
+    let after = after.as_secs_f64();
+    Failure::new(
+        Exit::Timeout,
+        format!("no answer within {after} s: outcome unknown; raise --timeout or ask again"),
+    )
+}
+
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
+
+fn parse_server(text: &str) -> Result<Uri> {
+    let text = text.trim();
+    let wrong = |why: &str| {
+        Failure::usage(format!("server {text:?}: {why}: write it like {}", crate::connection::SERVER_DEFAULT))
+    };
+    let with_scheme = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let uri: Uri = with_scheme.parse().map_err(|_| wrong("not a URL"))?;
+    match uri.scheme_str() {
+        Some("http") if uri.host().is_some_and(|host| !host.is_empty()) => Ok(uri),
+        Some("https") => Err(wrong("this version speaks plain http only").into()),
+        _ => Err(wrong("not an http URL").into()),
+    }
+}
+
+/// Turns problem+json into one clear line and an exit code.
+fn problem(status: StatusCode, body: &[u8]) -> Failure {
+    let parsed: Value = serde_json::from_slice(body).unwrap_or_default();
+    problem_of(status.as_u16(), &parsed)
+}
+
+/// The same for an error inside a list of results.
+pub(crate) fn problem_of(status: u16, problem: &Value) -> Failure {
+    let text = |field: &str| problem.get(field).and_then(Value::as_str).filter(|t| !t.is_empty());
+    let code = text("code");
+    let said = text("detail").or(text("title"));
+    let message = match (said, code) {
+        (Some(said), Some(code)) => format!("{said} ({code})"),
+        (Some(said), None) => said.to_owned(),
+        (None, Some(code)) => code.to_owned(),
+        (None, None) => format!("the server answered {status}"),
+    };
+    Failure { exit: exit_of(status, code), code: code.map(str::to_owned), message }
+}
+
+fn exit_of(status: u16, code: Option<&str>) -> Exit {
+    match (status, code) {
+        (_, Some("not_leader" | "unavailable")) => Exit::NoLeader,
+        (_, Some("timeout")) => Exit::Timeout,
+        (400 | 405, _) => Exit::Usage,
+        (401 | 403, _) => Exit::Denied,
+        (404, _) => Exit::NotFound,
+        (409 | 422, _) => Exit::Conflict,
+        (503, None) => Exit::NoLeader,
+        (408 | 504, _) => Exit::Timeout,
+        _ => Exit::Failure,
+    }
+}
+
+/// A path's segment or a query's value, with everything but plain characters escaped.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for &byte in text.as_bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' => {
+                out.push(byte as char)
+            }
+            _ => {
+                use std::fmt::Write;
+                let _ = write!(out, "%{byte:02X}");
+            }
+        }
+    }
+    out
+}
+
+/// A path with the parts of a query that were given.
+pub(crate) fn with_query(path: &str, parts: &[(&str, Option<String>)]) -> String {
+    let mut out = path.to_owned();
+    let mut mark = '?';
+    for (name, value) in parts {
+        if let Some(value) = value {
+            out.push(mark);
+            out.push_str(name);
+            out.push('=');
+            out.push_str(&escaped(value));
+            mark = '&';
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_http_urls_or_plain_addresses() {
+        for (text, good) in [
+            ("http://127.0.0.1:7420", true),
+            ("localhost:7420", true),
+            ("https://example.com", false),
+            ("", false),
+            ("ftp://x", false),
+            ("http://", false),
+        ] {
+            assert_eq!(parse_server(text).is_ok(), good, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn problems_become_exit_codes() {
+        for (status, code, exit) in [
+            (400, "invalid_request", Exit::Usage),
+            (403, "denied", Exit::Denied),
+            (404, "unknown_queue", Exit::NotFound),
+            (409, "stale_token", Exit::Conflict),
+            (422, "dedup_mismatch", Exit::Conflict),
+            (429, "queue_full", Exit::Failure),
+            (503, "unavailable", Exit::NoLeader),
+            (503, "memory_full", Exit::Failure),
+            (504, "timeout", Exit::Timeout),
+            (507, "disk_full", Exit::Failure),
+        ] {
+            assert_eq!(exit_of(status, Some(code)), exit, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_query_takes_what_was_given_and_escapes_it() {
+        let path = with_query(
+            "/v1/tasks",
+            &[("queue", Some("a b/ü".into())), ("kind", None), ("limit", Some("5".into()))],
+        );
+        assert_eq!(path, "/v1/tasks?queue=a%20b%2F%C3%BC&limit=5");
+    }
+}

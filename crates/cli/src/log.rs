@@ -1,0 +1,38 @@
+//! Logs on stderr: text for people, JSON on request.
+
+use std::io::IsTerminal;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use serde::Deserialize;
+use tracing_subscriber::EnvFilter;
+
+/// The form of a log line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LogFormat, String> {
+        <LogFormat as ValueEnum>::from_str(text, false).map_err(|_| "expected text or json".to_owned())
+    }
+}
+
+/// Starts logging. `RUST_LOG` chooses what is said; otherwise all from info up.
+pub(crate) fn init(format: LogFormat) {
+    // The consensus engine tells of every heartbeat on info.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,openraft=warn"));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+        LogFormat::Text => lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
+    }
+}

@@ -1,0 +1,116 @@
+//! `windlass`: the one binary. A server, a worker and a client, by the verb it is given.
+//!
+//! Each verb has its file. Never holds logic that a library user would want: that is in `node` and
+//! `server`. Start with `dev.rs` for the server side, with `enqueue.rs` for the client side.
+
+mod ack;
+mod check;
+mod claim;
+mod claims;
+mod client;
+mod completions;
+mod connection;
+mod dead;
+mod demo;
+mod dev;
+mod enqueue;
+mod env;
+mod exit;
+mod fail;
+mod json;
+mod log;
+mod output;
+mod queue;
+mod select;
+mod serve;
+mod settings;
+mod span;
+mod task;
+mod work;
+mod worker;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// A replicated task queue: one binary, no database beside it.
+#[derive(Parser, Debug)]
+#[command(name = "windlass", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(
+    after_help = "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 denied, 5 conflict, 6 no leader, \
+                        7 timeout, 8 the awaited task failed."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand, Debug)]
+enum Verb {
+    Dev(dev::Dev),
+    Serve(serve::Serve),
+    Enqueue(enqueue::Enqueue),
+    Claim(claim::Claim),
+    Ack(ack::Ack),
+    Fail(fail::Fail),
+    Work(work::Work),
+    Task(task::Task),
+    Claims(claims::Claims),
+    Queue(queue::Queue),
+    Dead(dead::Dead),
+    Worker(worker::Worker),
+    Check(check::Check),
+    Completions(completions::Completions),
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = work::child::run_if_asked() {
+        return code;
+    }
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => match exit::code_of(&error) {
+            Some(code) => {
+                let _ = output::note(&format!("windlass: {error:#}"));
+                code
+            }
+            None => ExitCode::SUCCESS,
+        },
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    // A client does one thing at a time; only a server needs the threads.
+    let client = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let server = || tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    match cli.verb {
+        Verb::Dev(args) => server()?.block_on(dev::run(args)),
+        Verb::Serve(args) => server()?.block_on(serve::run(args)),
+        Verb::Enqueue(args) => client()?.block_on(enqueue::run(args)),
+        Verb::Claim(args) => client()?.block_on(claim::run(args)),
+        Verb::Ack(args) => client()?.block_on(ack::run(args)),
+        Verb::Fail(args) => client()?.block_on(fail::run(args)),
+        Verb::Work(args) => client()?.block_on(work::run(args)),
+        Verb::Task(args) => client()?.block_on(task::run(args)),
+        Verb::Claims(args) => client()?.block_on(claims::run(args)),
+        Verb::Queue(args) => client()?.block_on(queue::run(args)),
+        Verb::Dead(args) => client()?.block_on(dead::run(args)),
+        Verb::Worker(args) => client()?.block_on(worker::run(args)),
+        Verb::Check(args) => check::run(&args),
+        Verb::Completions(args) => completions::run(&args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_free_of_contradictions() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,279 @@
+//! A server's settings: flags over `WINDLASS_*` over the TOML file over defaults.
+//!
+//! Each setting is one line in [`Settings::load`], so that its four sources can be seen side by side. An
+//! unknown key is an error everywhere we can tell one. Never starts anything.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use model::limits;
+use serde::{Deserialize, Deserializer};
+
+use crate::env::Env;
+use crate::exit::Failure;
+use crate::log::LogFormat;
+use crate::span::parse_bytes;
+
+/// What `serve` and `dev` may be told on the command line. What is not given is looked up elsewhere.
+#[derive(Args, Debug, Default)]
+pub(crate) struct Flags {
+    /// The data directory [env: WINDLASS_DATA]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Where to serve HTTP; port 0 takes a free one [env: WINDLASS_LISTEN]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// Shards of a new cluster; fixed once it is made [env: WINDLASS_SHARDS]
+    #[arg(long, value_name = "N")]
+    shards: Option<u16>,
+    /// The form of the log on stderr [env: WINDLASS_LOG]
+    #[arg(long, value_enum)]
+    log: Option<LogFormat>,
+    /// Listen on an address that others can reach, without anything that keeps them out [env: WINDLASS_INSECURE]
+    #[arg(long)]
+    insecure: bool,
+    /// Refuse new tasks when tasks take more memory than this; half of the machine's unless said
+    /// [env: WINDLASS_MEMORY_BYTES_MAX]
+    #[arg(long, value_name = "SIZE")]
+    memory_bytes_max: Option<Size>,
+    /// Disk space kept back so that acks go on when the disk is full [env: WINDLASS_DISK_RESERVE_BYTES]
+    #[arg(long, value_name = "SIZE")]
+    disk_reserve_bytes: Option<Size>,
+    /// Memory for the payloads of waiting tasks; the rest is read back from disk
+    /// [env: WINDLASS_ENVELOPE_CACHE_BYTES]
+    #[arg(long, value_name = "SIZE")]
+    envelope_cache_bytes: Option<Size>,
+    /// Refuse tasks for queues that nobody set, instead of making them on first use
+    /// [env: WINDLASS_QUEUES_AUTO_CREATE=false]
+    #[arg(long)]
+    no_auto_create: bool,
+    /// Read settings from this TOML file [env: WINDLASS_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Read WINDLASS_* variables from this file as well
+    #[arg(long, value_name = "FILE")]
+    env_file: Option<PathBuf>,
+}
+
+/// What `serve` takes besides.
+#[derive(Args, Debug, Default)]
+pub(crate) struct NodeFlags {
+    /// This node's number [env: WINDLASS_NODE]
+    #[arg(long, value_name = "N")]
+    node: Option<u64>,
+    /// All nodes of the cluster, as 1=HOST:7421,2=HOST:7421,… This version runs clusters of one
+    /// [env: WINDLASS_CLUSTER]
+    #[arg(long, value_name = "MEMBERS")]
+    cluster: Option<String>,
+}
+
+/// A server's settings, complete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    pub(crate) node: u64,
+    pub(crate) data: PathBuf,
+    pub(crate) listen: SocketAddr,
+    pub(crate) shards: Option<u16>,
+    pub(crate) log: LogFormat,
+    pub(crate) insecure: bool,
+    pub(crate) auto_create: bool,
+    pub(crate) memory_bytes_max: u64,
+    pub(crate) disk_reserve_bytes: Option<u64>,
+    pub(crate) envelope_cache_bytes: Option<u64>,
+}
+
+/// The TOML file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    node: Option<u64>,
+    data: Option<PathBuf>,
+    listen: Option<SocketAddr>,
+    cluster: Option<String>,
+    shards: Option<u16>,
+    log: Option<LogFormat>,
+    insecure: Option<bool>,
+    memory_bytes_max: Option<Size>,
+    disk_reserve_bytes: Option<Size>,
+    envelope_cache_bytes: Option<Size>,
+    queues: Queues,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Queues {
+    auto_create: Option<bool>,
+}
+
+impl Settings {
+    /// Brings the four sources together.
+    pub(crate) fn load(flags: Flags, node_flags: NodeFlags) -> Result<Settings> {
+        let env = Env::load(flags.env_file.as_deref())?;
+        let config = flags.config.or(env.read("WINDLASS_CONFIG")?);
+        let file = config.as_deref().map(read_file).transpose()?.unwrap_or_default();
+
+        let node = node_flags.node.or(env.read("WINDLASS_NODE")?).or(file.node).unwrap_or(1);
+        let data = flags.data.or(env.read("WINDLASS_DATA")?).or(file.data);
+        let listen = flags.listen.or(env.read("WINDLASS_LISTEN")?).or(file.listen);
+        let cluster = node_flags.cluster.or(env.read("WINDLASS_CLUSTER")?).or(file.cluster);
+        let shards = flags.shards.or(env.read("WINDLASS_SHARDS")?).or(file.shards);
+        let log = flags.log.or(env.read("WINDLASS_LOG")?).or(file.log).unwrap_or_default();
+        let insecure = flags.insecure.then_some(true).or(env.read("WINDLASS_INSECURE")?).or(file.insecure);
+        let auto_create = flags.no_auto_create.then_some(false);
+        let auto_create =
+            auto_create.or(env.read("WINDLASS_QUEUES_AUTO_CREATE")?).or(file.queues.auto_create);
+        let memory =
+            flags.memory_bytes_max.or(env.read("WINDLASS_MEMORY_BYTES_MAX")?).or(file.memory_bytes_max);
+        let reserve =
+            flags.disk_reserve_bytes.or(env.read("WINDLASS_DISK_RESERVE_BYTES")?).or(file.disk_reserve_bytes);
+        let cache = flags
+            .envelope_cache_bytes
+            .or(env.read("WINDLASS_ENVELOPE_CACHE_BYTES")?)
+            .or(file.envelope_cache_bytes);
+
+        check_cluster(cluster.as_deref(), node)?;
+        check_shards(shards)?;
+        Ok(Settings {
+            node,
+            data: data.unwrap_or_else(|| PathBuf::from("windlass-data")),
+            listen: listen.unwrap_or(server::ServerConfig::default().listen),
+            shards,
+            log,
+            insecure: insecure.unwrap_or(false),
+            auto_create: auto_create.unwrap_or(true),
+            memory_bytes_max: memory.map_or_else(half_of_memory, |size| size.0),
+            disk_reserve_bytes: reserve.map(|size| size.0),
+            envelope_cache_bytes: cache.map(|size| size.0),
+        })
+    }
+}
+
+fn read_file(path: &Path) -> Result<File> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the config file {}", path.display()))?;
+    toml::from_str(&text).map_err(|e| {
+        let line = e.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+        let message = e.message().replace('\n', " ");
+        Failure::usage(format!("{}, line {line}: {message}", path.display())).into()
+    })
+}
+
+/// A cluster of one is what we are; more comes with the release that has them.
+fn check_cluster(cluster: Option<&str>, node: u64) -> Result<()> {
+    let Some(cluster) = cluster else { return Ok(()) };
+    let mut members = Vec::new();
+    for member in cluster.split(',') {
+        let parsed = member.trim().split_once('=').and_then(|(id, address)| {
+            Some((id.parse::<u64>().ok()?, Some(address).filter(|address| address.contains(':'))?))
+        });
+        let (id, _) = parsed
+            .ok_or_else(|| Failure::usage(format!("cluster member {member:?}: write it like 1=HOST:7421")))?;
+        members.push(id);
+    }
+    if members.len() > 1 {
+        let count = members.len();
+        let message = format!(
+            "a cluster of {count} nodes comes with the cluster release, this one runs one node: leave --cluster out"
+        );
+        return Err(Failure::usage(message).into());
+    }
+    if members != [node] {
+        return Err(Failure::usage(format!("node {node} is not in --cluster {cluster}")).into());
+    }
+    Ok(())
+}
+
+fn check_shards(shards: Option<u16>) -> Result<()> {
+    match shards {
+        Some(shards) if !(1..=limits::SHARDS_MAX).contains(&shards) => {
+            Err(Failure::usage(format!("{shards} shards: give a number from 1 to {}", limits::SHARDS_MAX))
+                .into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn half_of_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    // The fields' types differ between platforms.
+    #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
+    let bytes = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+    bytes / 2
+}
+
+/// A size in bytes: a number, or with a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size(u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        parse_bytes(text).map(Size)
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Either {
+            Bytes(u64),
+            Text(String),
+        }
+        match Either::deserialize(deserializer)? {
+            Either::Bytes(bytes) => Ok(Size(bytes)),
+            Either::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(toml: &str, env: &str, flags: Flags) -> Result<Settings> {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, env_file) = (dir.path().join("c.toml"), dir.path().join("env"));
+        std::fs::write(&config, toml).unwrap();
+        std::fs::write(&env_file, env).unwrap();
+        Settings::load(
+            Flags { config: Some(config), env_file: Some(env_file), ..flags },
+            NodeFlags::default(),
+        )
+    }
+
+    #[test]
+    fn flags_win_over_variables_over_the_file_over_defaults() {
+        let toml = "shards = 2\nnode = 7\nmemory_bytes_max = \"1GiB\"\n[queues]\nauto_create = false\n";
+        let settings = load(toml, "WINDLASS_SHARDS=3\n", Flags::default()).unwrap();
+        assert_eq!((settings.shards, settings.node, settings.auto_create), (Some(3), 7, false));
+        assert_eq!(settings.memory_bytes_max, 1 << 30);
+        assert_eq!(settings.listen.port(), 7420);
+        let flags = Flags { shards: Some(5), ..Flags::default() };
+        assert_eq!(load(toml, "WINDLASS_SHARDS=3\n", flags).unwrap().shards, Some(5));
+    }
+
+    #[test]
+    fn bad_settings_are_told_in_one_line_with_their_place() {
+        for (toml, env, part) in [
+            ("shard = 2\n", "", "line 1: unknown field `shard`"),
+            ("node = 1\n[queues]\nauto = true\n", "", "line 3: unknown field `auto`"),
+            ("shards = \"x\"\n", "", "line 1"),
+            ("shards = 0\n", "", "0 shards"),
+            ("memory_bytes_max = \"2GB\"\n", "", "2GB"),
+            ("", "WINDLASS_SHARDS=many\n", "WINDLASS_SHARDS=many"),
+            ("", "WINDLASS_SHARD=1\n", "unknown key WINDLASS_SHARD"),
+            ("cluster = \"1=a:1,2=b:1,3=c:1\"\n", "", "cluster of 3 nodes comes with the cluster release"),
+            ("cluster = \"2=a:1\"\n", "", "node 1 is not in"),
+            ("cluster = \"a\"\n", "", "write it like"),
+        ] {
+            let error = format!("{:#}", load(toml, env, Flags::default()).unwrap_err());
+            assert!(error.contains(part), "{error:?} does not say {part:?}");
+            assert!(!error.contains('\n'), "{error:?} is more than one line");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The small process between a worker and the program of a task.
+//!
+//! A worker that is killed with -9 cannot kill its programs, and they would work on for tasks that
+//! others hold by then. So each program runs below a copy of ourselves that leads its process group and
+//! watches the pipe to the worker: when nobody is left to read it, the whole group is killed.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Signal, getpgrp, kill_process_group};
+
+/// The first argument that makes us such a process; no verb is called this.
+const MARK: &str = "__child";
+
+/// The command that runs `exec` below such a process.
+pub(super) fn command(exec: &str) -> io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(MARK).arg(exec);
+    Ok(command)
+}
+
+/// If this process was started by [`command`], does its work and returns its exit code.
+pub(crate) fn run_if_asked() -> Option<ExitCode> {
+    let mut args = std::env::args_os().skip(1);
+    if args.next()? != MARK {
+        return None;
+    }
+    Some(run(args.next().unwrap_or_default()))
+}
+
+fn run(exec: OsString) -> ExitCode {
+    std::thread::spawn(kill_group_when_worker_is_gone);
+    let status = Command::new("sh").arg("-c").arg(exec).status();
+    match status {
+        Ok(status) => {
+            let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+            ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+        }
+        Err(e) => {
+            let _ = crate::output::note(&format!("cannot run sh: {e}"));
+            ExitCode::from(127)
+        }
+    }
+}
+
+/// A pipe whose reader is gone says so as an error, without anything being written to it.
+fn kill_group_when_worker_is_gone() {
+    let stdout = io::stdout();
+    let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+    loop {
+        match poll(&mut fds, None) {
+            Ok(_) if fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => break,
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+    let _ = kill_process_group(getpgrp(), Signal::KILL);
+}

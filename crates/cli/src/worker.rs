@@ -1,0 +1,94 @@
+//! `windlass worker`: who works, and asking them to stop.
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use crate::client::{Call, Client, Repeat, escaped};
+use crate::connection::Connection;
+use crate::exit::{Exit, Failure};
+use crate::output::{Column, Output, Show, confirm};
+
+/// See workers, drain, stop or remove them
+#[derive(Args, Debug)]
+pub(crate) struct Worker {
+    #[command(subcommand)]
+    verb: Verb,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Subcommand, Debug)]
+enum Verb {
+    /// List workers
+    List,
+    /// Show one worker and what it holds
+    Show {
+        /// The worker's name
+        name: String,
+    },
+    /// Ask a worker to finish what it runs and claim nothing more
+    Drain {
+        /// The worker's name
+        name: String,
+    },
+    /// Ask a worker to stop now and give back what it runs
+    Stop {
+        /// The worker's name
+        name: String,
+    },
+    /// Free a worker's claims at once and fence it
+    Remove {
+        /// The worker's name
+        name: String,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+const COLUMNS: &[Column] = &[
+    ("worker", "/id", Show::Plain),
+    ("state", "/state", Show::State),
+    ("host", "/host", Show::Plain),
+    ("slots", "/slots", Show::Number),
+    ("running", "/running", Show::Number),
+    ("last beat", "/last_beat", Show::Plain),
+    ("claims", "/claims", Show::Count),
+];
+
+pub(crate) async fn run(args: Worker) -> Result<()> {
+    let client = args.connection.client()?;
+    let output = args.connection.output();
+    match args.verb {
+        Verb::List => {
+            let answer = client.get("/v1/workers").await?;
+            output.list("workers", &answer.items("workers"), COLUMNS)
+        }
+        Verb::Show { name } => show(&client, output, &name).await,
+        Verb::Drain { name } => ask(&client, output, &name, "drain", "asked to drain").await,
+        Verb::Stop { name } => ask(&client, output, &name, "stop", "asked to stop").await,
+        Verb::Remove { name, yes } => {
+            confirm(yes, &format!("remove worker {name} and free what it holds"))?;
+            ask(&client, output, &name, "remove", "removed").await
+        }
+    }
+}
+
+async fn show(client: &Client, output: Output, name: &str) -> Result<()> {
+    let answer = client.get("/v1/workers").await?;
+    let workers = answer.items("workers");
+    let worker = workers.iter().find(|worker| worker.text("id") == Some(name));
+    let missing = || Failure::new(Exit::NotFound, format!("no worker {name:?}: see windlass worker list"));
+    let worker = worker.ok_or_else(missing)?;
+    let mut columns = COLUMNS.to_vec();
+    columns.pop();
+    columns.push(("claims", "/claims", Show::Plain));
+    output.one(worker, &columns)
+}
+
+async fn ask(client: &Client, output: Output, name: &str, verb: &str, past: &str) -> Result<()> {
+    let path = format!("/v1/workers/{}/{verb}", escaped(name));
+    let answer = client.call(Call::post(path, &json!({}), Repeat::Safe)).await?;
+    output.say(&answer, &format!("worker {name} {past}"))
+}

@@ -1,0 +1,12 @@
+//! The product against its promises: real processes, real disks, kill -9.
+//!
+//! Each test takes its own port and directory and ends only what it started. Figures that the tests
+//! measure are printed; run with `--nocapture` to see them.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+
+mod client;
+mod delays;
+mod kill;
+mod server;
+mod workers;
