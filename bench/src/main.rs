@@ -1,0 +1,51 @@
+//! Side by side with a peer, in one run on one machine: figures are ratios, never tests.
+//!
+//! `lifecycle`: enqueue, claim, ack over HTTP with fsync, beside Redis with its log synced at every
+//! write. `depth`: what a million waiting tasks cost in memory, and how fast a restart is.
+
+#![allow(clippy::print_stdout, reason = "a report is what this program is for")]
+
+mod depth;
+mod http;
+mod lifecycle;
+mod process;
+mod redis;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "Benchmarks of Windlass over HTTP")]
+struct Args {
+    /// The binary under test
+    #[arg(long, default_value = "target/release/windlass")]
+    windlass: PathBuf,
+    /// Where servers keep their data: a real disk, or fsync costs nothing
+    #[arg(long, default_value = "target/bench-data")]
+    data: PathBuf,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Enqueue, claim and ack at once, beside Redis
+    Lifecycle(lifecycle::Options),
+    /// Memory, restart and stalls with many waiting tasks
+    Depth(depth::Options),
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    std::fs::create_dir_all(&args.data)?;
+    // One thread: the servers need the other core more than the client does.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match args.what {
+            What::Lifecycle(options) => lifecycle::run(&args.windlass, &args.data, options).await,
+            What::Depth(options) => depth::run(&args.windlass, &args.data, options).await,
+        }
+    })
+}

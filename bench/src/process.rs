@@ -1,0 +1,112 @@
+//! Servers under test: started on a free port with a directory of their own, ended with the run.
+
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// A server process and where it listens.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    /// From the start of the process to the first answer.
+    pub(crate) started_in: Duration,
+}
+
+impl Server {
+    /// Starts `windlass serve` on `data` and waits until it answers.
+    pub(crate) fn windlass(binary: &Path, data: &Path, shards: u16) -> Result<Server> {
+        let start = Instant::now();
+        let address = free_address()?;
+        let mut child = Command::new(binary)
+            .args(["serve", "--listen", &address.to_string(), "--shards", &shards.to_string(), "--data"])
+            .arg(data)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| {
+                format!("cannot start {}: build it with cargo build --release", binary.display())
+            })?;
+        loop {
+            if ready(address) {
+                break;
+            }
+            if let Some(status) = child.try_wait()? {
+                let mut first = String::new();
+                if let Some(stderr) = child.stderr.take() {
+                    BufReader::new(stderr).read_line(&mut first)?;
+                }
+                bail!("windlass ended with {status}: {first}");
+            }
+            if start.elapsed() > Duration::from_secs(120) {
+                bail!("windlass does not answer at {address}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Logs are read and dropped, so that a full pipe never stops the server.
+        if let Some(stderr) = child.stderr.take() {
+            std::thread::spawn(move || BufReader::new(stderr).lines().for_each(drop));
+        }
+        Ok(Server { child, address, started_in: start.elapsed() })
+    }
+
+    /// Starts Redis with its log synced at every write.
+    pub(crate) fn redis(data: &Path) -> Result<Server> {
+        let start = Instant::now();
+        let address = free_address()?;
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &address.port().to_string(), "--bind", "127.0.0.1", "--save", ""]);
+        command.args(["--appendonly", "yes", "--appendfsync", "always", "--dir"]).arg(data);
+        let child = command
+            .stdout(Stdio::null())
+            .spawn()
+            .context("cannot start redis-server: apt-get install redis-server")?;
+        while std::net::TcpStream::connect(address).is_err() {
+            if start.elapsed() > Duration::from_secs(20) {
+                bail!("redis does not answer at {address}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Server { child, address, started_in: start.elapsed() })
+    }
+
+    /// What the process holds in memory, in bytes.
+    pub(crate) fn rss(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
+        let kib: u64 = line.split_whitespace().nth(1).context("no figure")?.parse()?;
+        Ok(kib * 1024)
+    }
+
+    /// As a power cut would: SIGKILL.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may be gone already; there is nobody to tell.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+fn ready(address: SocketAddr) -> bool {
+    use std::io::{Read, Write};
+    let Ok(mut stream) = std::net::TcpStream::connect(address) else { return false };
+    let request = b"GET /readyz HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n";
+    let mut answer = String::new();
+    stream.write_all(request).is_ok()
+        && stream.read_to_string(&mut answer).is_ok()
+        && answer.starts_with("HTTP/1.1 200")
+}
