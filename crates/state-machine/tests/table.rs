@@ -198,7 +198,7 @@ fn shard_with_task_in(state: StateKind) -> Pair {
 
 /// The outcome of the row's last command.
 fn act(pair: &mut Pair, state: StateKind, row: &str) -> Result<Reply, Rejection> {
-    let (stale, never) = (Fence(1), Fence(77));
+    let stale = Fence(1);
     let hour = 3_600_000;
     let end = |session, reason| Command::EndSession { worker: worker(), session: SessionId(session), reason };
     let again = |change: fn(&mut NewTask)| {
@@ -207,8 +207,6 @@ fn act(pair: &mut Pair, state: StateKind, row: &str) -> Result<Reply, Rejection>
         again
     };
     let pulse = Command::Pulse { limit: 1_000 };
-    let extend = |fence| Command::Extend { task: id(T), fence, hold: Some(Millis(5_000)) };
-    let progress = |fence| Command::Progress { task: id(T), fence, percent: 40, note: "page 4".to_owned() };
     let command = match row {
         "enqueue its dedup key" => enqueue(again(|_| {})),
         "enqueue its dedup key, other work" => enqueue(again(|task| task.digest = Digest(2))),
@@ -226,19 +224,6 @@ fn act(pair: &mut Pair, state: StateKind, row: &str) -> Result<Reply, Rejection>
             hold: None,
             request: None,
         }),
-        "ack, last fence" => ack(LAST),
-        "ack, stale fence" => ack(stale),
-        "ack, fence never given" => ack(never),
-        "fail, last fence" => fail(LAST, false),
-        "fail, stale fence" => fail(stale, false),
-        "fail for good, last fence" => fail(LAST, true),
-        "extend, last fence" => extend(LAST),
-        "extend, stale fence" => extend(stale),
-        "release, last fence" => release(LAST, 0),
-        "release for a while, last fence" => release(LAST, 2_000),
-        "release, stale fence" => release(stale, 0),
-        "progress, last fence" => progress(LAST),
-        "progress, stale fence" => progress(stale),
         "put back" => Command::PutBack(on(None)),
         "put back, stale fence" => Command::PutBack(on(Some(stale))),
         "discard" => Command::Discard(on(None)),
@@ -278,9 +263,31 @@ fn act(pair: &mut Pair, state: StateKind, row: &str) -> Result<Reply, Rejection>
             pair.advance(31 * 24 * hour);
             pulse
         }
-        other => panic!("no such row: {other}"),
+        other => by_token(other),
     };
     pair.apply(command)
+}
+
+fn by_token(row: &str) -> Command {
+    let (stale, never) = (Fence(1), Fence(77));
+    let extend = |fence| Command::Extend { task: id(T), fence, hold: Some(Millis(5_000)) };
+    let progress = |fence| Command::Progress { task: id(T), fence, percent: 40, note: "page 4".to_owned() };
+    match row {
+        "ack, last fence" => ack(LAST),
+        "ack, stale fence" => ack(stale),
+        "ack, fence never given" => ack(never),
+        "fail, last fence" => fail(LAST, false),
+        "fail, stale fence" => fail(stale, false),
+        "fail for good, last fence" => fail(LAST, true),
+        "extend, last fence" => extend(LAST),
+        "extend, stale fence" => extend(stale),
+        "release, last fence" => release(LAST, 0),
+        "release for a while, last fence" => release(LAST, 2_000),
+        "release, stale fence" => release(stale, 0),
+        "progress, last fence" => progress(LAST),
+        "progress, stale fence" => progress(stale),
+        other => panic!("no such row: {other}"),
+    }
 }
 
 fn outcome(state: StateKind, row: &str) -> String {

@@ -32,11 +32,11 @@ impl Shard {
             attempt: u32::from(self.tasks[slot].attempts),
             due: None,
         };
-        // Follow-ups before the end: with `retained_max = 0` the task is gone after it.
+        // The end first: it gives up the keys that a follow-up may want to go on with.
+        self.end(at, slot, StateKind::Done, effects);
         for (n, follow_up) in (0..).zip(ack.then) {
             self.follow(at, ack.task, ack.fence, n, follow_up, effects);
         }
-        self.end(at, slot, StateKind::Done, effects);
         Ok(Reply::Settled(settled))
     }
 

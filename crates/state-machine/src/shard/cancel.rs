@@ -27,7 +27,6 @@ impl Shard {
             }
             return Ok(self.settled(slot));
         }
-        self.end_because(at, slot, StateKind::Cancelled, reason, effects);
-        Ok(self.settled_or_gone(id, StateKind::Cancelled))
+        Ok(self.end_because(at, slot, StateKind::Cancelled, reason, effects))
     }
 }

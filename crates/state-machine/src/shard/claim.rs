@@ -25,7 +25,7 @@ struct Holder {
 
 impl Shard {
     pub(super) fn claim(&mut self, at: Position, claim: Claim, effects: &mut Effects) -> Reply {
-        if let Some(known) = claim.request.and_then(|request| self.claims_of_request(request)) {
+        if let Some(known) = claim.request.and_then(|request| self.claims_of_request(at, request)) {
             return Reply::Claimed(known);
         }
         let holder = Holder { worker: claim.worker, session: claim.session, hold: claim.hold };
@@ -57,7 +57,7 @@ impl Shard {
         claim: ClaimById,
         effects: &mut Effects,
     ) -> Result<Reply, Rejection> {
-        if let Some(known) = claim.request.and_then(|request| self.claims_of_request(request)) {
+        if let Some(known) = claim.request.and_then(|request| self.claims_of_request(at, request)) {
             return Ok(Reply::Claimed(known));
         }
         let slot = self.find(claim.task)?;
@@ -137,13 +137,13 @@ impl Shard {
     }
 
     /// The claims that a request id got and that still hold.
-    fn claims_of_request(&self, request: KeyHash) -> Option<Vec<Claimed>> {
+    fn claims_of_request(&self, at: Position, request: KeyHash) -> Option<Vec<Claimed>> {
         let request = self.requests.get(&request)?;
         let current = |&(id, fence): &(TaskId, Fence)| {
             let slot = self.tasks.find(id)?;
             let task = &self.tasks[slot];
             let holds = task.state == StateKind::Claimed && task.fence == fence;
-            holds.then(|| self.claimed(slot, self.wall_of(task.deadline())))
+            holds.then(|| self.claimed(slot, super::shift::wall_at(at, task.deadline())))
         };
         Some(request.claims.iter().filter_map(current).collect())
     }

@@ -53,7 +53,7 @@ impl Shard {
             (Verb::Ack, Last::Acked) | (Verb::Fail, Last::FailedForGood) => {
                 Settled { id, state, attempt, due: None }
             }
-            (Verb::Fail, Last::FailedForNow) => {
+            (Verb::Fail, Last::FailedForNow) if !state.is_ended() => {
                 let due = Some(WallTime::from_millis(task.since));
                 Settled { id, state: StateKind::Retrying, attempt, due }
             }
@@ -80,7 +80,8 @@ impl Shard {
     }
 
     /// Ends a task that nobody holds any more: keys, line, retention.
-    pub(super) fn end(&mut self, at: Position, slot: Slot, state: StateKind, effects: &mut Effects) {
+    /// The answer is made before the bounds may take the task itself.
+    pub(super) fn end(&mut self, at: Position, slot: Slot, state: StateKind, effects: &mut Effects) -> Reply {
         debug_assert!(state.is_ended() && !self.claims.contains_key(&slot));
         self.shift(slot, state, at.wall.millis(), Side::Back);
         self.tasks[slot].flags.clear(Flags::CANCEL);
@@ -93,7 +94,9 @@ impl Shard {
             self.touch_queue(no);
             self.queues.at_mut(no).totals.dead += 1;
         }
+        let settled = self.settled(slot);
         self.retain(at, slot, effects);
+        settled
     }
 
     /// Sees to it that an ended task stays as long as it may, and no longer.
@@ -115,9 +118,9 @@ impl Shard {
         state: StateKind,
         reason: String,
         effects: &mut Effects,
-    ) {
+    ) -> Reply {
         self.happened(slot, Event::Ended { state, reason }, effects);
-        self.end(at, slot, state, effects);
+        self.end(at, slot, state, effects)
     }
 
     /// A waiting task's time has passed.
@@ -142,7 +145,8 @@ impl Shard {
         for _ in 0..PRUNED_AT_ONCE_MAX {
             let queue = &self.queues[no];
             let oldest = if queue.lists[ENDED].len + queue.lists[ENDED_OWN].len > retained_max {
-                self.first(ENDED, no).or_else(|| self.first(ENDED_OWN, no))
+                let heads = [self.first(ENDED, no), self.first(ENDED_OWN, no)].into_iter().flatten();
+                heads.min_by_key(|&slot| self.tasks[slot].rank)
             } else if queue.lists[DEAD].len > dead_max {
                 self.first(DEAD, no)
             } else {

@@ -5,6 +5,7 @@ use model::{Fence, Millis, Position, Rejection, Reply, StateKind, TaskId};
 use super::Shard;
 use super::end::{Held, Verb};
 use super::execution::{Flags, Slot};
+use super::shift::wall_at;
 use super::timers::Timer;
 
 impl Shard {
@@ -17,9 +18,8 @@ impl Shard {
     ) -> Result<Reply, Rejection> {
         let slot = self.holding(id, fence)?;
         self.touch(slot);
-        let claim = self.claims.get_mut(&slot).expect("a claimed task has a claim");
+        let claim = self.claims.get(&slot).expect("a claimed task has a claim");
         let hold = hold.unwrap_or(claim.hold);
-        claim.hold = hold;
         let deadline = at.elapsed.after(hold);
         let task = &mut self.tasks[slot];
         self.elapsed_timers.remove(task.when, Timer::Deadline(id.into()));
@@ -42,7 +42,7 @@ impl Shard {
         let claim = self.claims.get_mut(&slot).expect("a claimed task has a claim");
         claim.progress = Some((percent, note));
         let task = &self.tasks[slot];
-        let deadline = at.wall.after(task.deadline().since(at.elapsed));
+        let deadline = wall_at(at, task.deadline());
         Ok(Reply::Held { deadline, cancel_requested: task.flags.has(Flags::CANCEL) })
     }
 

@@ -1,6 +1,6 @@
 //! What becomes of a task whose claim ends without ack or fail.
 
-use model::{Event, FreedReason, FreedTo, Millis, Position, StateKind};
+use model::{Event, FreedReason, FreedTo, Millis, Position, Reply, StateKind};
 
 use super::Shard;
 use super::execution::{Flags, Slot};
@@ -16,7 +16,7 @@ impl Shard {
         reason: FreedReason,
         delay: Millis,
         effects: &mut Effects,
-    ) {
+    ) -> Reply {
         let claim = self.drop_claim(slot);
         let task = &mut self.tasks[slot];
         if reason.uses_attempt() {
@@ -36,7 +36,7 @@ impl Shard {
         };
         self.happened(slot, Event::Freed { worker: claim.worker, reason, state }, effects);
         if let Some((state, why)) = end {
-            self.end_because(at, slot, state, why, effects);
+            return self.end_because(at, slot, state, why, effects);
         } else if delay.0 > 0 {
             let due = at.wall.after(delay).millis();
             self.shift(slot, StateKind::Delayed, due, Side::Back);
@@ -48,6 +48,7 @@ impl Shard {
             };
             self.shift(slot, StateKind::Ready, 0, side);
         }
+        self.settled(slot)
     }
 
     fn end_of_free(&self, at: Position, slot: Slot, reason: FreedReason) -> Option<(StateKind, String)> {

@@ -133,7 +133,11 @@ impl Shard {
     /// Builds lines, keys and timers from the records.
     pub(super) fn rebuild(&mut self) -> Result<(), Damaged> {
         let mut slots: Vec<Slot> = self.tasks.slots().collect();
-        slots.sort_unstable_by_key(|&slot| self.tasks[slot].rank);
+        // As each line stands; marked tasks stand purge by purge, line by line.
+        slots.sort_unstable_by_key(|&slot| {
+            let task = &self.tasks[slot];
+            (self.queues[task.queue].purge_of(task), super::lists::list_of(task), task.rank)
+        });
         for &slot in &slots {
             self.relink(slot);
         }

@@ -319,7 +319,7 @@ impl Hasher for FixedHasher {
     }
 
     fn write_u64(&mut self, value: u64) {
-        let wide = u128::from(self.0 ^ value) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        let wide = u128::from(self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
         self.0 = (wide >> 64) as u64 ^ wide as u64;
     }
 

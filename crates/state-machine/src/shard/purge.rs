@@ -13,7 +13,7 @@ impl Shard {
         self.touch_queue(no);
         let queue = self.queues.at_mut(no);
         // Whatever waits now has a rank between the two counters; whatever waits later has not.
-        queue.purge = Some(PurgeMark { after: self.counters.front, before: self.counters.back });
+        queue.purges.push(PurgeMark { after: self.counters.front, before: self.counters.back });
         let mut purged = queue.lists[PURGED];
         for list in (READY..READY + 10).chain([DELAYED, RETRYING, BLOCKED]) {
             let mut marked = std::mem::take(&mut queue.lists[list]);
@@ -45,7 +45,7 @@ impl Shard {
     fn finish_purge(&mut self, no: super::QueueNo) {
         if self.queues[no].lists[PURGED].len == 0 {
             self.touch_queue(no);
-            self.queues.at_mut(no).purge = None;
+            self.queues.at_mut(no).purges.clear();
             self.queues.set_purging(no, false);
         }
     }

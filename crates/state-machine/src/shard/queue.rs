@@ -12,8 +12,9 @@ pub(super) struct Queue {
     pub no: QueueNo,
     pub settings: QueueSettings,
     pub totals: Totals,
-    /// Waiting tasks with a rank between these are marked by a purge.
-    pub purge: Option<PurgeMark>,
+    /// Waiting tasks with a rank between these are marked by a purge; one mark for each purge that is
+    /// not worked off, the oldest first.
+    pub purges: Vec<PurgeMark>,
     /// Deleted by a person: goes when the last trace of its tasks has gone.
     pub dropped: bool,
     /// Rebuilt on load.
@@ -44,7 +45,7 @@ impl Queue {
             no,
             settings: QueueSettings::default(),
             totals: Totals::default(),
-            purge: None,
+            purges: Vec::new(),
             dropped: false,
             lists: [List::default(); LISTS],
             depth: Depth::default(),
@@ -76,8 +77,13 @@ impl Queue {
     }
 
     pub(super) fn purged(&self, task: &Execution) -> bool {
-        task.state.is_waiting()
-            && self.purge.is_some_and(|mark| mark.after < task.rank && task.rank < mark.before)
+        self.purge_of(task).is_some()
+    }
+
+    /// Which of the purges has marked a task: the first that could.
+    pub(super) fn purge_of(&self, task: &Execution) -> Option<usize> {
+        let marks = |mark: &PurgeMark| mark.after < task.rank && task.rank < mark.before;
+        self.purges.iter().position(marks).filter(|_| task.state.is_waiting())
     }
 
     /// Which line a task is in.

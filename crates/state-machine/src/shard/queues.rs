@@ -38,7 +38,7 @@ impl Queues {
     }
 
     pub(super) fn insert(&mut self, queue: Queue) {
-        if queue.purge.is_some() {
+        if !queue.purges.is_empty() {
             self.purging.insert(queue.no);
         }
         self.by_name.insert(queue.name.clone(), queue.no);
@@ -120,6 +120,12 @@ impl Shard {
         }
         let no = self.queue_or_new(&name);
         self.touch_queue(no);
+        self.change_settings(no, settings);
+        Ok(Reply::Done)
+    }
+
+    /// What follows from other settings: claims and deadlines that did not count before.
+    fn change_settings(&mut self, no: QueueNo, settings: QueueSettings) {
         let queue = self.queues.at_mut(no);
         let was_manual = queue.policy().recovery == Recovery::Manual;
         let was_paused = queue.settings.paused;
@@ -133,7 +139,6 @@ impl Shard {
             self.arm_deadlines(no);
         }
         self.rearm_retention(no);
-        Ok(Reply::Done)
     }
 
     /// Deadlines that passed while the queue was recovered by hand count from now on.
@@ -156,15 +161,15 @@ impl Shard {
         self.touch_queue(no);
         let queue = self.queues.at_mut(no);
         let live = queue.live() > 0;
-        queue.settings = QueueSettings { version, ..QueueSettings::default() };
+        let mut settings = QueueSettings { version, ..QueueSettings::default() };
         // Ended tasks go by the next pulses, the queue with the last of them. Tasks that came since the
         // person looked keep it, under the default policy.
         queue.dropped = !live;
         if !live {
-            queue.settings.policy.retention = Millis(0);
-            queue.settings.policy.dead_retention = Millis(0);
+            settings.policy.retention = Millis(0);
+            settings.policy.dead_retention = Millis(0);
         }
-        self.rearm_retention(no);
+        self.change_settings(no, settings);
         self.remove_if_dropped(no);
         Ok(Reply::Done)
     }

@@ -280,10 +280,11 @@ pub(super) fn write_queue(w: &mut Writer, queue: &Queue) {
     for total in [enqueued, done, failed, dead, freed] {
         w.u64(total);
     }
-    w.option(queue.purge, |w, mark| {
+    w.u32(queue.purges.len() as u32);
+    for mark in &queue.purges {
         w.u64(mark.after as u64);
         w.u64(mark.before as u64);
-    });
+    }
     w.u8(queue.dropped.into());
 }
 
@@ -294,7 +295,9 @@ pub(super) fn read_queue(no: u32, bytes: &[u8]) -> Read<Queue> {
     queue.settings = read_settings(r)?;
     queue.totals =
         Totals { enqueued: r.u64()?, done: r.u64()?, failed: r.u64()?, dead: r.u64()?, freed: r.u64()? };
-    queue.purge = r.option(|r| Ok(PurgeMark { after: r.u64()? as i64, before: r.u64()? as i64 }))?;
+    for _ in 0..r.u32()? {
+        queue.purges.push(PurgeMark { after: r.u64()? as i64, before: r.u64()? as i64 });
+    }
     queue.dropped = r.u8()? != 0;
     r.end()?;
     Ok(queue)

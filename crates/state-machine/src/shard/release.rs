@@ -18,10 +18,7 @@ impl Shard {
         effects: &mut Effects,
     ) -> Result<Reply, Rejection> {
         match self.held(id, fence, Verb::Other)? {
-            Held::Yes(slot) => {
-                self.free(at, slot, FreedReason::Released, delay, effects);
-                Ok(self.settled_or_gone(id, StateKind::Cancelled))
-            }
+            Held::Yes(slot) => Ok(self.free(at, slot, FreedReason::Released, delay, effects)),
             Held::Answered(settled) => Ok(Reply::Settled(settled)),
         }
     }
@@ -37,8 +34,7 @@ impl Shard {
         if task.state != StateKind::Claimed {
             return Err(Rejection::NotClaimed { id: on.task, state: task.state });
         }
-        self.free(at, slot, FreedReason::PutBack, Millis(0), effects);
-        Ok(self.settled_or_gone(on.task, StateKind::Cancelled))
+        Ok(self.free(at, slot, FreedReason::PutBack, Millis(0), effects))
     }
 
     /// Ends a claimed, waiting or dead task as cancelled.
@@ -58,12 +54,10 @@ impl Shard {
         }
         let event = Event::Ended { state: StateKind::Cancelled, reason: "discarded by hand".to_owned() };
         self.happened(slot, event, effects);
-        if state == StateKind::Dead {
-            self.relabel_dead(at, slot, effects);
-        } else {
-            self.end(at, slot, StateKind::Cancelled, effects);
-        }
-        Ok(self.settled_or_gone(on.task, StateKind::Cancelled))
+        Ok(match state {
+            StateKind::Dead => self.relabel_dead(at, slot, effects),
+            _ => self.end(at, slot, StateKind::Cancelled, effects),
+        })
     }
 
     /// The task that a person means, unless somebody else claimed it since they looked.
@@ -73,14 +67,6 @@ impl Shard {
         match on.fence {
             Some(given) if given != current => Err(Rejection::StaleToken { id: on.task, given, current }),
             _ => Ok(slot),
-        }
-    }
-
-    /// A settled task's answer; one that ended may have been pruned at once.
-    pub(super) fn settled_or_gone(&self, id: TaskId, end: StateKind) -> Reply {
-        match self.tasks.find(id) {
-            Some(slot) => self.settled(slot),
-            None => Reply::Settled(model::Settled { id, state: end, attempt: 0, due: None }),
         }
     }
 }

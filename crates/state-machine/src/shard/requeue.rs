@@ -73,14 +73,18 @@ impl Shard {
     }
 
     /// A dead task that a person discards ends anew, as cancelled; its keys and line were given up before.
-    pub(super) fn relabel_dead(&mut self, at: Position, slot: Slot, effects: &mut Effects) {
+    pub(super) fn relabel_dead(&mut self, at: Position, slot: Slot, effects: &mut Effects) -> Reply {
         if let Some(dedup) = self.tasks[slot].dedup() {
             let until = self.tasks[slot].ended_at().after(dedup.window).millis();
             self.wall_timers.remove(until, Timer::Window(dedup.key.into()));
             self.wall_timers.add(at.wall.after(dedup.window).millis(), Timer::Window(dedup.key.into()));
         }
         self.shift(slot, StateKind::Cancelled, at.wall.millis(), Side::Back);
+        // The fail that made it dead is not what it came to.
+        self.tasks[slot].last = Last::Open;
         self.tasks[slot].since = at.elapsed.0;
+        let settled = self.settled(slot);
         self.retain(at, slot, effects);
+        settled
     }
 }

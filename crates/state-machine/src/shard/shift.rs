@@ -112,13 +112,21 @@ impl Shard {
 
     /// A time of this shard, told in the other one.
     pub(super) fn wall_of(&self, elapsed: Elapsed) -> WallTime {
-        let ahead = elapsed.since(self.elapsed);
-        let behind = self.elapsed.since(elapsed);
-        WallTime::from_millis(self.wall.after(ahead).millis().saturating_sub(behind.0))
+        wall_between(self.elapsed, self.wall, elapsed)
     }
 
     pub(super) fn first(&self, list: usize, no: super::QueueNo) -> Option<Slot> {
         let head = self.queues[no].lists[list].head;
         (head != NONE).then_some(head)
     }
+}
+
+/// As [`Shard::wall_of`], while a command is being applied.
+pub(super) fn wall_at(at: Position, elapsed: Elapsed) -> WallTime {
+    wall_between(at.elapsed, at.wall, elapsed)
+}
+
+fn wall_between(now: Elapsed, wall: WallTime, elapsed: Elapsed) -> WallTime {
+    let ahead = wall.after(elapsed.since(now)).millis();
+    WallTime::from_millis(ahead.saturating_sub(now.since(elapsed).0))
 }

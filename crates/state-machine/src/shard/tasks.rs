@@ -111,7 +111,7 @@ impl IndexMut<Slot> for Tasks {
 fn hash(id: TaskId) -> u64 {
     let bits = id.bits();
     let folded = (bits as u64) ^ ((bits >> 64) as u64).rotate_left(23);
-    let wide = u128::from(folded) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+    let wide = u128::from(folded).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     (wide >> 64) as u64 ^ wide as u64
 }
 

@@ -1,7 +1,7 @@
 //! What the naive model shows of itself, in the shapes of `state_machine::view`.
 
 use model::command::OutboxMessage;
-use model::{KeyHash, QueueName, SessionId, ShardId, StateKind, TaskId, WallTime, limits};
+use model::{Elapsed, KeyHash, QueueName, SessionId, ShardId, StateKind, TaskId, WallTime, limits};
 use state_machine::view::{ClaimView, Depth, Filter, QueueView, ReadyHint, SessionClaim, TaskView};
 
 use super::{Naive, St, Task};
@@ -58,6 +58,14 @@ impl Naive {
 
     pub(crate) fn task(&self, id: TaskId) -> Option<TaskView> {
         self.find(id).map(|i| self.view(i))
+    }
+
+    /// When the claim of a task ends.
+    pub(crate) fn deadline(&self, id: TaskId) -> Option<Elapsed> {
+        match &self.tasks[self.find(id)?].st {
+            St::Claimed(held) => Some(held.deadline),
+            _ => None,
+        }
     }
 
     pub(crate) fn queue_view(&self, name: &QueueName) -> Option<QueueView> {

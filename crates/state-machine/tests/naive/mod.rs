@@ -443,7 +443,7 @@ impl Naive {
     }
 
     /// Puts a task before all others that are ready.
-    pub(crate) fn to_front(&mut self, i: usize) {
+    pub(crate) fn enter_front(&mut self, i: usize) {
         self.front -= 1;
         self.tasks[i].line = self.front;
         self.tasks[i].st = St::Ready;

@@ -333,7 +333,7 @@ impl Naive {
 
     fn line_up(&mut self, i: usize) {
         match self.freed_to(i) {
-            FreedTo::Front => self.to_front(i),
+            FreedTo::Front => self.enter_front(i),
             FreedTo::Back => self.enter(i, St::Ready),
         }
     }

@@ -349,49 +349,17 @@ impl Maker {
 
     /// The command of an op; none for one that is no command.
     pub(crate) fn command(&mut self, model: &Naive, op: &Op) -> Option<Command> {
-        let token = |this: &Maker, pick, given| {
-            let task = this.pick(model, pick);
-            (task, this.fence(model, task, given))
-        };
         Some(match op {
             Op::Enqueue { shapes, atomic } => {
                 let tasks = shapes.iter().map(|shape| shape.task(self.id(model.id))).collect();
                 Command::Enqueue { tasks, atomic: *atomic }
             }
             Op::Claim { .. } | Op::ClaimById { .. } => self.claim(model, op),
-            Op::Ack { task, fence, then } => {
-                let (task, fence) = token(self, *task, *fence);
-                let then = then.iter().map(|(shard, shape)| {
-                    let shard = ShardId::new(*shard).expect("a good shard");
-                    FollowUp { shard, task: shape.task(TaskId::new(shard, WallTime::from_millis(1), 0)) }
-                });
-                let then = then.collect();
-                Command::Ack(Ack { task, fence, output: Bytes::from_static(b"out"), then })
-            }
-            Op::Fail { task, fence, retry_in, fatal } => {
-                let (task, fence) = token(self, *task, *fence);
-                let (error, detail) = ("broke".to_owned(), "at line 1".to_owned());
-                Command::Fail(Fail {
-                    task,
-                    fence,
-                    error,
-                    detail,
-                    retry_in: retry_in.map(Millis),
-                    fatal: *fatal,
-                })
-            }
-            Op::Extend { task, fence, hold } => {
-                let (task, fence) = token(self, *task, *fence);
-                Command::Extend { task, fence, hold: hold.map(Millis) }
-            }
-            Op::Release { task, fence, delay } => {
-                let (task, fence) = token(self, *task, *fence);
-                Command::Release { task, fence, delay: Millis(*delay) }
-            }
-            Op::Progress { task, fence, percent } => {
-                let (task, fence) = token(self, *task, *fence);
-                Command::Progress { task, fence, percent: *percent, note: "half".to_owned() }
-            }
+            Op::Ack { .. }
+            | Op::Fail { .. }
+            | Op::Extend { .. }
+            | Op::Release { .. }
+            | Op::Progress { .. } => self.by_token(model, op),
             Op::PutBack { task, fence } => Command::PutBack(self.on(model, *task, *fence)),
             Op::Discard { task, fence } => Command::Discard(self.on(model, *task, *fence)),
             Op::Requeue { task, fence } => Command::Requeue(self.on(model, *task, *fence)),
@@ -424,6 +392,49 @@ impl Maker {
             Op::Pulse { limit } => Command::Pulse { limit: *limit },
             Op::Checkpoint { .. } | Op::Crash => return None,
         })
+    }
+
+    fn by_token(&self, model: &Naive, op: &Op) -> Command {
+        let token = |pick, given| {
+            let task = self.pick(model, pick);
+            (task, self.fence(model, task, given))
+        };
+        match op {
+            Op::Ack { task, fence, then } => {
+                let (task, fence) = token(*task, *fence);
+                let then = then.iter().map(|(shard, shape)| {
+                    let shard = ShardId::new(*shard).expect("a good shard");
+                    FollowUp { shard, task: shape.task(TaskId::new(shard, WallTime::from_millis(1), 0)) }
+                });
+                let then = then.collect();
+                Command::Ack(Ack { task, fence, output: Bytes::from_static(b"out"), then })
+            }
+            Op::Fail { task, fence, retry_in, fatal } => {
+                let (task, fence) = token(*task, *fence);
+                let (error, detail) = ("broke".to_owned(), "at line 1".to_owned());
+                Command::Fail(Fail {
+                    task,
+                    fence,
+                    error,
+                    detail,
+                    retry_in: retry_in.map(Millis),
+                    fatal: *fatal,
+                })
+            }
+            Op::Extend { task, fence, hold } => {
+                let (task, fence) = token(*task, *fence);
+                Command::Extend { task, fence, hold: hold.map(Millis) }
+            }
+            Op::Release { task, fence, delay } => {
+                let (task, fence) = token(*task, *fence);
+                Command::Release { task, fence, delay: Millis(*delay) }
+            }
+            Op::Progress { task, fence, percent } => {
+                let (task, fence) = token(*task, *fence);
+                Command::Progress { task, fence, percent: *percent, note: "half".to_owned() }
+            }
+            _ => unreachable!("asked for calls with a token only"),
+        }
     }
 
     fn claim(&self, model: &Naive, op: &Op) -> Command {

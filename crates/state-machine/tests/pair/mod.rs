@@ -22,8 +22,8 @@ use store::Store;
 /// Where wall time begins.
 pub(crate) const WALL: u64 = 1_000_000_000;
 
-/// Lists are compared after every so many commands: they cost more than all else.
-const LISTED_EVERY: u64 = 6;
+/// After how many commands the checks are made that cost more than all others.
+const SLOW_CHECKS_EVERY: u64 = 5;
 
 /// What must have happened at some time, besides every rejection, reply and state.
 pub(crate) const MILESTONES: [&str; 14] = [
@@ -110,6 +110,8 @@ pub(crate) struct Pair {
     elapsed: u64,
     wall: u64,
     pub(crate) seen: Seen,
+    /// What the last command asked of the world.
+    pub(crate) last_effects: Vec<Effect>,
     /// What the events so far say that each task is.
     told: BTreeMap<model::TaskId, StateKind>,
 }
@@ -127,6 +129,7 @@ impl Pair {
             elapsed: 0,
             wall: WALL,
             seen: Seen::default(),
+            last_effects: Vec::new(),
             told: BTreeMap::new(),
         };
         let policy = QueuePolicy { spread: Spread::Pinned, ..QueuePolicy::default() };
@@ -146,7 +149,9 @@ impl Pair {
         (self.elapsed, self.wall) = (add(self.elapsed, advance.elapsed), add(self.wall, advance.wall));
         match op {
             Op::Checkpoint { slice } => self.store.begin(&mut self.shard, &self.model, *slice),
-            Op::Crash => self.crash(),
+            Op::Crash => {
+                self.crash();
+            }
             op => {
                 let command = self.maker.command(&self.model, op).expect("all others are commands");
                 let _ = self.apply(command);
@@ -169,6 +174,7 @@ impl Pair {
         assert_eq!(effects.as_slice(), twins.as_slice(), "the shard that was checkpointed tells otherwise");
         let now = self.shard.hash();
         assert_eq!(now, self.twin.hash(), "the state hash depends on checkpoints, after {command:?}");
+        agree::hash(&before, &self.model, hash, now);
         if outcome.is_err() {
             assert_eq!(now, hash, "a rejected command changed something: {command:?}");
             assert!(effects.as_slice().is_empty(), "a rejected command had effects: {command:?}");
@@ -176,13 +182,32 @@ impl Pair {
         self.meet(&before, &command, &outcome, effects.as_slice());
         agree::effects(&before, &self.model, effects.as_slice(), &mut self.told);
         agree::views(&self.shard, &self.model);
-        if self.index.is_multiple_of(LISTED_EVERY) {
+        if self.index.is_multiple_of(SLOW_CHECKS_EVERY) {
             agree::lists(&self.shard, &self.model);
+            agree::due_later(&self.shard, &self.model);
         }
         agree::due(&self.shard, &self.model, &command, &outcome);
+        self.last_effects = effects.drain().collect();
         self.store.log(at, command);
         self.write_some();
         outcome
+    }
+
+    /// Sets both times: elapsed, and wall time counted from [`WALL`].
+    pub(crate) fn set_times(&mut self, elapsed: u64, wall: u64) {
+        (self.elapsed, self.wall) = (elapsed, WALL + wall);
+    }
+
+    /// Elapsed time, and wall time counted from [`WALL`].
+    pub(crate) fn times(&self) -> (u64, u64) {
+        (self.elapsed, self.wall - WALL)
+    }
+
+    /// Writes a whole checkpoint; the index it holds.
+    pub(crate) fn checkpoint(&mut self) -> u64 {
+        self.store.begin(&mut self.shard, &self.model, usize::MAX);
+        self.write_some();
+        self.index
     }
 
     fn position(&mut self) -> Position {
@@ -202,13 +227,15 @@ impl Pair {
         }
     }
 
-    fn crash(&mut self) {
+    /// Starts again from the last whole checkpoint. How many commands came after it.
+    pub(crate) fn crash(&mut self) -> usize {
         let mut shard = self.store.load();
-        self.store.replay(&mut shard);
+        let replayed = self.store.replay(&mut shard);
         assert_eq!(shard.hash(), self.twin.hash(), "after a crash the shard is another");
         self.shard = shard;
         agree::views(&self.shard, &self.model);
         self.seen.milestone("a crash");
+        replayed
     }
 
     /// Claims all that is ready, one by one, so that the order of the lines is compared to the end.

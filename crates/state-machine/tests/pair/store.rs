@@ -83,11 +83,12 @@ impl Store {
         shard
     }
 
-    /// Applies what came after the last whole checkpoint. A cut under way is lost.
-    pub(crate) fn replay(&mut self, shard: &mut Shard) {
+    /// Applies what came after the last whole checkpoint, and says how much. A cut under way is lost.
+    pub(crate) fn replay(&mut self, shard: &mut Shard) -> usize {
         self.under_way = None;
         for (at, command) in &self.log {
             let _ = shard.apply(*at, command.clone(), &mut Effects::default());
         }
+        self.log.len()
     }
 }
