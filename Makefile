@@ -33,8 +33,12 @@ test: packages fmt clippy doc deny ## all of it, and what CI runs
 	cargo test --locked --workspace
 
 .PHONY: bench
-bench: packages ## the benchmarks; see bench/
-	cargo bench --locked --package bench
+bench: packages ## the benchmarks, beside Redis in the same run
+	@scripts/need redis-server redis-server
+	cargo bench --locked --package bench --bench state_machine
+	cargo build --locked --release --package cli --package bench
+	target/release/bench lifecycle
+	target/release/bench depth
 
 # What the verbs above are made of.
 

@@ -1,29 +1,22 @@
 //! `windlass check`: verifies a data directory that nobody runs on.
 //!
-//! Storage checks what it knows (checksums, order, whole pages); this file adds what only the layers above
-//! know: that every entry of the log and every record that a replica keeps can still be read. Changes nothing.
+//! Storage checks what it knows (checksums, order, whole pages); `check/records.rs` adds what only the layers
+//! above know. Changes nothing.
+
+mod records;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use bytes::Bytes;
 use clap::Args;
-use model::GroupId;
-use prost::Message;
 use serde_json::json;
-use storage::check::{Report, Severity, Visitor};
-use storage::{DirLock, LOCK_FILE, LogEntry, RealDisk};
-use wire::entry::{CheckpointHead, Entry};
-use wire::history::KeptMessage;
+use storage::check::{Finding, Report, Severity};
+use storage::{DirLock, LOCK_FILE, RealDisk};
 
 use crate::exit::{Exit, Failure};
 use crate::json::Json;
-use crate::output::{Format, Output, Show, escape, print};
-
-/// The tables of a checkpoint that a replica keeps beside the state, as `docs/formats` numbers them.
-const TABLE_HEAD: u8 = 0;
-const TABLE_KEPT: u8 = 16;
-const TABLE_LATER: u8 = 17;
+use crate::output::{Format, Output, Show, escape, print, progress};
+use records::Records;
 
 /// Verify a data directory while no server runs on it
 ///
@@ -49,8 +42,14 @@ pub(crate) fn run(args: &Check) -> Result<()> {
     let disk = RealDisk::existing(dir).with_context(|| format!("cannot open {}", dir.display()))?;
     // What a running server is just writing would look like damage.
     let _lock = DirLock::acquire(&disk, Path::new(LOCK_FILE))?;
-    let mut records = Records::default();
-    let report = storage::check::check(&disk, &mut records)?;
+    let bar = progress(None);
+    let mut records = Records::new(bar.clone());
+    let mut report = storage::check::check(&disk, &mut records)?;
+    bar.finish_and_clear();
+    for (group, text) in std::mem::take(&mut records.objections) {
+        let path = storage::checkpoint_path(group);
+        report.findings.push(Finding { path, severity: Severity::Damage, text });
+    }
     show(Output::new(args.output), &report, &records)?;
     let damaged = report.findings.iter().filter(|finding| finding.severity == Severity::Damage).count();
     match damaged {
@@ -62,61 +61,18 @@ pub(crate) fn run(args: &Check) -> Result<()> {
     }
 }
 
-/// Reads what storage does not look into.
-#[derive(Debug, Default)]
-struct Records {
-    entries: u64,
-    commands: u64,
-    rows: u64,
-}
-
-impl Visitor for Records {
-    fn entry(&mut self, group: GroupId, entry: &LogEntry) -> Result<(), String> {
-        self.entries += 1;
-        let Entry::Commands(commands) = Entry::decode(entry.payload.clone()).map_err(|e| e.to_string())?
-        else {
-            return Ok(());
-        };
-        for command in commands.commands {
-            self.commands += 1;
-            let decoded = match group {
-                GroupId::CATALOG => wire::catalog::decode(command).map(drop),
-                _ => wire::command::decode(command).map(drop),
-            };
-            decoded.map_err(|e| e.to_string())?;
-        }
-        Ok(())
-    }
-
-    fn row(&mut self, _group: GroupId, table: u8, key: &[u8], value: &[u8]) -> Result<(), String> {
-        self.rows += 1;
-        match table {
-            TABLE_HEAD => CheckpointHead::decode(value).map(drop).map_err(|e| e.to_string()),
-            TABLE_KEPT | TABLE_LATER => {
-                let bits = key.try_into().map(u128::from_be_bytes).ok();
-                bits.and_then(model::TaskId::from_bits).ok_or("the key is no task id")?;
-                KeptMessage::decode(Bytes::copy_from_slice(value)).map(drop).map_err(|e| e.to_string())
-            }
-            // The state's own records, whose bytes only the state machine reads.
-            _ => Ok(()),
-        }
-    }
-}
-
 fn show(output: Output, report: &Report, records: &Records) -> Result<()> {
     let files: Vec<Json> = report
         .files
         .iter()
         .map(|file| json!({"path": file.path, "bytes": file.bytes, "records": file.records}).into())
         .collect();
+    let word = |finding: &Finding| if finding.severity == Severity::Damage { "damage" } else { "note" };
     if !output.is_for_people() {
         let findings: Vec<_> = report
             .findings
             .iter()
-            .map(|finding| {
-                let damage = finding.severity == Severity::Damage;
-                json!({"path": finding.path, "severity": if damage { "damage" } else { "note" }, "text": finding.text})
-            })
+            .map(|finding| json!({"path": finding.path, "severity": word(finding), "text": finding.text}))
             .collect();
         let files: Vec<_> = files.iter().map(|file| file.value().clone()).collect();
         let answer = json!({
@@ -132,11 +88,13 @@ fn show(output: Output, report: &Report, records: &Records) -> Result<()> {
     ];
     output.list("files", &files, &columns)?;
     for finding in &report.findings {
-        let word = if finding.severity == Severity::Damage { "damage" } else { "note" };
-        print(&format!("{word}: {}: {}", finding.path.display(), escape(&finding.text)))?;
+        let path = finding.path.display().to_string();
+        // Storage's own sentences begin with the file already.
+        let text = finding.text.strip_prefix(&path).unwrap_or(&finding.text).trim_start_matches([':', ' ']);
+        print(&format!("{}: {path}: {}", word(finding), escape(text)))?;
     }
-    let Records { entries, commands, rows } = records;
     if report.is_clean() {
+        let (entries, commands, rows) = (records.entries, records.commands, records.rows);
         print(&format!("clean: {entries} entries with {commands} commands, {rows} rows"))?;
     }
     Ok(())

@@ -25,6 +25,8 @@ use crate::json::Json;
 
 /// No answer is larger than this; a list comes in pages.
 const ANSWER_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// No problem is larger than this.
+const PROBLEM_BYTES_MAX: usize = 64 * 1024;
 /// A server that does not take a connection by then is down.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long all servers are tried again while they say that they cannot serve now.
@@ -88,10 +90,14 @@ impl Call {
 /// What one try at one server came to.
 enum Try {
     Answer(Response<Incoming>),
-    /// Nothing was done: another server may be asked.
-    Down(String),
+    /// The server did nothing and may do it in a moment; so may another.
+    NotNow(Failure),
+    /// Nobody took the request.
+    Down(Failure),
     /// It may have been done.
     Unknown(Failure),
+    /// It was not done, and asking again changes nothing.
+    No(Failure),
 }
 
 /// Talks to the first of its servers that answers, and stays with it.
@@ -150,41 +156,36 @@ impl Client {
         if status.is_success() {
             return Ok(answer.into_body());
         }
-        let body = Limited::new(answer.into_body(), 64 * 1024).collect().await;
+        let body = Limited::new(answer.into_body(), PROBLEM_BYTES_MAX).collect().await;
         Err(problem(status, &body.map(|b| b.to_bytes()).unwrap_or_default()).into())
     }
 
     /// Asks one server after the other until one answers.
     async fn send(&self, call: &Call, deadline: Instant) -> Result<Response<Incoming>> {
-        let started = Instant::now();
+        let patience = Instant::now() + RETRY_BUDGET;
         let mut pause = Duration::from_millis(50);
         loop {
-            let mut last = None;
+            // Whether waiting helps: an election takes a moment, a dead server stays dead.
+            let (mut failure, mut passing) = (None, false);
             for _ in 0..self.servers.len() {
                 let at = self.current.load(Ordering::Relaxed) % self.servers.len();
-                let retry = match self.try_at(&self.servers[at], call, deadline).await {
-                    Try::Answer(answer) if !did_nothing(&answer) => return Ok(answer),
-                    Try::Answer(answer) => Retry::Refused(answer),
-                    Try::Down(why) => Retry::Down(why),
+                match self.try_at(&self.servers[at], call, deadline).await {
+                    Try::Answer(answer) => return Ok(answer),
+                    Try::NotNow(why) => (failure, passing) = (Some(why), true),
+                    Try::Down(why) => failure = Some(why),
                     Try::Unknown(why) if call.repeat == Repeat::Safe && why.exit != Exit::Timeout => {
-                        Retry::Down(why.message)
+                        failure = Some(why)
                     }
-                    Try::Unknown(why) => return Err(why.into()),
-                };
-                last = Some(retry);
+                    Try::Unknown(why) | Try::No(why) => return Err(why.into()),
+                }
                 self.current.store(at + 1, Ordering::Relaxed);
             }
-            // A refusal passes (an election takes a moment), a dead server does not within our patience.
-            match last.expect("there is at least one server") {
-                Retry::Refused(_)
-                    if started.elapsed() + pause < RETRY_BUDGET && Instant::now() + pause < deadline =>
-                {
-                    sleep(pause).await;
-                    pause *= 2;
-                }
-                Retry::Refused(answer) => return Ok(answer),
-                Retry::Down(why) => return Err(Failure::new(Exit::Failure, why).into()),
+            let again = Instant::now() + pause;
+            if !passing || again > patience || again > deadline {
+                return Err(failure.expect("there is at least one server").into());
             }
+            sleep(pause).await;
+            pause *= 2;
         }
     }
 
@@ -202,9 +203,11 @@ impl Client {
             Err(e) => return Try::Unknown(Failure::usage(format!("{base}{} is no address: {e}", call.path))),
         };
         match timeout_at(deadline, self.pool.request(request)).await {
+            Ok(Ok(answer)) if answer.status() == StatusCode::SERVICE_UNAVAILABLE => refused(answer).await,
             Ok(Ok(answer)) => Try::Answer(answer),
             Ok(Err(e)) if e.is_connect() => {
-                Try::Down(format!("cannot reach {base}: {}: is a server running there?", root_cause(&e)))
+                let message = format!("cannot reach {base}: {}: is a server running there?", root_cause(&e));
+                Try::Down(Failure::new(Exit::Failure, message))
             }
             Ok(Err(e)) => {
                 let message = format!("lost the connection to {base}: {}: outcome unknown", root_cause(&e));
@@ -215,16 +218,12 @@ impl Client {
     }
 }
 
-enum Retry {
-    Refused(Response<Incoming>),
-    Down(String),
-}
-
-/// Whether the server said that it did nothing and that asking again makes sense.
-fn did_nothing(answer: &Response<Incoming>) -> bool {
-    // `memory_full` is a 503 as well, but it is about this request: it is told by its longer Retry-After
-    // in the body, which the caller reads. Asking again for a moment does no harm there either.
-    answer.status() == StatusCode::SERVICE_UNAVAILABLE
+/// What a 503 means: asking again makes sense, unless it is this request that is too much.
+async fn refused(answer: Response<Incoming>) -> Try {
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), PROBLEM_BYTES_MAX).collect().await;
+    let failure = problem(status, &body.map(|body| body.to_bytes()).unwrap_or_default());
+    if failure.is("memory_full") { Try::No(failure) } else { Try::NotNow(failure) }
 }
 
 fn too_long(after: Duration) -> Failure {

@@ -3,9 +3,12 @@
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
+use crate::client::{Client, escaped};
 use crate::connection::Connection;
+use crate::exit::{Exit, Failure};
+use crate::json::Json;
+use crate::output::{Column, Show};
 use crate::select::{Act, Select, act, pages};
-use crate::task::TASK_COLUMNS;
 
 /// Look through dead letters, bring them back or throw them away
 #[derive(Args, Debug)]
@@ -42,6 +45,15 @@ enum Verb {
     },
 }
 
+const COLUMNS: &[Column] = &[
+    ("id", "/id", Show::Plain),
+    ("queue", "/queue", Show::Plain),
+    ("kind", "/kind", Show::Plain),
+    ("attempt", "/attempt", Show::Number),
+    ("ended", "/ended_at", Show::Plain),
+    ("error", "/error", Show::Brief),
+];
+
 pub(crate) async fn run(args: Dead) -> Result<()> {
     let client = args.connection.client()?;
     let output = args.connection.output();
@@ -49,9 +61,25 @@ pub(crate) async fn run(args: Dead) -> Result<()> {
         Verb::List { queue, kind, limit } => {
             let query = [("queue", queue), ("kind", kind), ("state", Some("dead".to_owned()))];
             let tasks = pages(&client, "/v1/tasks", "tasks", &query, limit).await?;
-            output.list("tasks", &tasks, TASK_COLUMNS)
+            let tasks = with_errors(&client, tasks).await?;
+            output.list("tasks", &tasks, COLUMNS)
         }
         Verb::Requeue { select } => act(&client, output, Act::Requeue, &select, Some("dead"), None).await,
         Verb::Discard { select } => act(&client, output, Act::Discard, &select, Some("dead"), None).await,
     }
+}
+
+/// A list leaves out what went wrong, which for a dead letter is the point: each is asked for by its id.
+async fn with_errors(client: &Client, tasks: Vec<Json>) -> Result<Vec<Json>> {
+    let mut detailed = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        let id = task.text("id").unwrap_or_default();
+        match client.get(format!("/v1/tasks/{}", escaped(id))).await {
+            Ok(task) => detailed.push(task),
+            // It has been thrown away meanwhile.
+            Err(e) if e.downcast_ref::<Failure>().is_some_and(|f| f.exit == Exit::NotFound) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(detailed)
 }

@@ -43,36 +43,38 @@ pub(crate) async fn run(args: Dev) -> Result<()> {
     }
     let running = Running::start(&settings).await?;
     let worker = demo::start(running.node.clone()).await?;
-    greet(&settings, &running)?;
+    greet(&settings, &running);
     stop.asked().await;
     worker.stop().await;
-    running.stop().await?;
-    print("stopped")
+    running.stop().await
 }
 
-fn greet(settings: &Settings, running: &Running) -> Result<()> {
+fn greet(settings: &Settings, running: &Running) {
     let address = running.address;
     let data = std::path::absolute(&settings.data).unwrap_or_else(|_| settings.data.clone());
     let binary = std::env::args_os()
         .next()
         .map_or_else(|| "windlass".into(), |arg| arg.to_string_lossy().into_owned());
-    let server = if settings.listen.port() == server::config::PORT_DEFAULT && address.ip().is_loopback() {
+    let server = if settings.listen == server::ServerConfig::default().listen {
         String::new()
     } else {
         format!(" --server http://{address}")
     };
-    print(&format!("windlass {} is ready", env!("CARGO_PKG_VERSION")))?;
-    print(&format!("  data     {} ({} shards)", data.display(), running.node.shards()))?;
-    print(&format!("  address  http://{address}"))?;
-    print(&format!("  api      http://{address}/openapi.json"))?;
-    print("")?;
-    print("try in another terminal:")?;
-    print(&format!("  {binary} enqueue demo hello '{{\"name\":\"Ada\"}}' --wait{server}"))?;
-    print(&format!(
-        "  curl -s http://{address}/v1/queues/demo/tasks -d '{{\"kind\":\"hello\",\"payload\":{{}}}}'"
-    ))?;
-    print("")?;
-    print("stop with Ctrl-C")
+    let (version, shards, data) = (env!("CARGO_PKG_VERSION"), running.node.shards(), data.display());
+    let greeting = format!(
+        "windlass {version} is ready
+  data     {data} ({shards} shards)
+  address  http://{address}
+  api      http://{address}/openapi.json
+
+try in another terminal:
+  {binary} enqueue demo hello '{{\"name\":\"Ada\"}}' --wait{server}
+  curl -s http://{address}/v1/queues/demo/tasks -d '{{\"kind\":\"hello\",\"payload\":{{}}}}'
+
+stop with Ctrl-C"
+    );
+    // Nobody has to read it: the server serves all the same.
+    let _ = print(&greeting);
 }
 
 /// A directory of our own below the system's temporary one, removed when this goes.

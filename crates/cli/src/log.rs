@@ -28,8 +28,8 @@ impl FromStr for LogFormat {
 
 /// Starts logging. `RUST_LOG` chooses what is said; otherwise all from info up.
 pub(crate) fn init(format: LogFormat) {
-    // The consensus engine tells of every heartbeat on info.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,openraft=warn"));
+    // The consensus engine warns of what it then handles, such as a message of the term before.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,openraft=error"));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Json => lines.json().flatten_event(true).init(),

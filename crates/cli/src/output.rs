@@ -80,6 +80,14 @@ impl Output {
         }
     }
 
+    /// The list that stands in one field of an answer; programs get the whole answer.
+    pub(crate) fn list_in(self, answer: &Json, field: &str, columns: &[Column]) -> Result<()> {
+        match self.format {
+            Format::Json => print(answer.raw()),
+            _ => self.list(field, &answer.items(field), columns),
+        }
+    }
+
     /// One thing, a line for each of its facts.
     pub(crate) fn one(self, item: &Json, columns: &[Column]) -> Result<()> {
         match self.format {

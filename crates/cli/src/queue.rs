@@ -155,7 +155,7 @@ pub(crate) async fn run(args: Queue) -> Result<()> {
     match args.verb {
         Verb::List => {
             let answer = client.get("/v1/queues").await?;
-            output.list("queues", &answer.items("queues"), COLUMNS)
+            output.list_in(&answer, "queues", COLUMNS)
         }
         Verb::Show { queue } => {
             let answer = client.get(path(&queue)).await?;

@@ -32,8 +32,8 @@ pub(crate) async fn run(args: Serve) -> Result<()> {
     crate::log::init(settings.log);
     let mut stop = Stop::watch()?;
     let running = Running::start(&settings).await?;
-    // Scripts that asked for port 0 read the address here.
-    print(&format!("listening on http://{}", running.address))?;
+    // Scripts that asked for port 0 read the address here; nobody has to.
+    let _ = print(&format!("listening on http://{}", running.address));
     tracing::info!(address = %running.address, data = %settings.data.display(), shards = running.node.shards(), "ready");
     stop.asked().await;
     tracing::info!("stopping");
@@ -54,11 +54,7 @@ impl Running {
     pub(crate) async fn start(settings: &Settings) -> Result<Running> {
         let config =
             ServerConfig { listen: settings.listen, insecure: settings.insecure, ..ServerConfig::default() };
-        // Whoever may not listen there shall not have made a data directory first.
-        if !config.insecure && !config.listen.ip().is_loopback() {
-            let refused = server::Error::Insecure { addr: config.listen };
-            return Err(Failure::usage(refused.to_string()).into());
-        }
+        check_listen(&config)?;
         let node = start_node(settings).await?;
         match Server::start(config, node.clone()).await {
             Ok(server) => Ok(Running { node, address: server.addr(), server }),
@@ -76,6 +72,19 @@ impl Running {
     pub(crate) async fn stop(self) -> Result<()> {
         self.server.stop().await;
         self.node.stop().await.context("the node did not stop in order")
+    }
+}
+
+/// Says no before a data directory is made or opened for nothing. The server asks again when it binds.
+fn check_listen(config: &ServerConfig) -> Result<()> {
+    let addr = config.listen;
+    if !config.insecure && !addr.ip().is_loopback() {
+        return Err(Failure::usage(server::Error::Insecure { addr }.to_string()).into());
+    }
+    match std::net::TcpListener::bind(addr) {
+        Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => Err(server::Error::PortInUse { addr }.into()),
+        Err(source) => Err(server::Error::Bind { addr, source }.into()),
+        Ok(_) => Ok(()),
     }
 }
 

@@ -135,7 +135,6 @@ pub(crate) const TASK_COLUMNS: &[Column] = &[
     ("attempt", "/attempt", Show::Number),
     ("worker", "/worker", Show::Plain),
     ("enqueued", "/enqueued_at", Show::Plain),
-    ("error", "/error", Show::Brief),
 ];
 
 pub(crate) async fn run(args: Task) -> Result<()> {

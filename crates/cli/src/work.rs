@@ -170,6 +170,14 @@ fn watch_signals(worker: Arc<Worker>) -> Result<()> {
                 _ = interrupt.recv() => {}
             }
             worker.advance(phase);
+            // For people who watch; the worker drains whether or not anybody hears of it.
+            let path = format!("/v1/workers/{}/drain", escaped(&worker.name));
+            let call = Call::post(path, &json!({}), Repeat::Safe).within(Duration::from_secs(2));
+            if phase == Phase::Draining
+                && let Err(e) = worker.client.call(call).await
+            {
+                tracing::debug!("could not say that we drain: {e:#}");
+            }
         }
     });
     Ok(())
@@ -216,17 +224,13 @@ async fn claim(
         "wait_ms": CLAIM_WAIT.as_millis() as u64,
         "request_id": request_id(),
     });
-    let sent = tokio::time::Instant::now();
     let answer =
         worker.client.call(Call::post("/v1/claims", &body, Repeat::Safe).waiting(CLAIM_WAIT)).await?;
     let claims = handle::Claim::of_answer(&answer)?;
-    // The wait does not count: nothing was held during it. What is left is the way of request and answer,
-    // which the server's own count of the hold already began before.
-    tracing::trace!("{} claims after {:?}", claims.len(), sent.elapsed());
-    let mut permits = Some(first);
+    let mut first = Some(first);
     let mut handed = Vec::with_capacity(claims.len());
     for claim in claims {
-        let permit = permits.take().or_else(|| slots.clone().try_acquire_owned().ok());
+        let permit = first.take().or_else(|| slots.clone().try_acquire_owned().ok());
         let Some(permit) = permit else {
             tracing::error!("got more tasks than asked for: {} is left to its deadline", claim.id);
             continue;

@@ -63,7 +63,7 @@ pub(crate) async fn run(args: Worker) -> Result<()> {
     match args.verb {
         Verb::List => {
             let answer = client.get("/v1/workers").await?;
-            output.list("workers", &answer.items("workers"), COLUMNS)
+            output.list_in(&answer, "workers", COLUMNS)
         }
         Verb::Show { name } => show(&client, output, &name).await,
         Verb::Drain { name } => ask(&client, output, &name, "drain", "asked to drain").await,

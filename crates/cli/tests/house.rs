@@ -15,7 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("replica", &["state-machine", "storage", "wire", "model"]),
     ("node", &["replica", "state-machine", "storage", "wire", "model"]),
     ("server", &["node", "wire", "storage", "model"]),
-    ("cli", &["server", "node", "wire", "storage", "model"]),
+    ("cli", &["server", "node", "state-machine", "wire", "storage", "model"]),
     // Not a part of the house: it measures it.
     ("bench", &["server", "node", "replica", "state-machine", "storage", "wire", "model"]),
 ];
@@ -165,7 +165,10 @@ fn no_file_names_a_path_of_one_machine() {
     for path in files(&endings) {
         let text = std::fs::read_to_string(&path).unwrap();
         for word in &paths {
-            assert!(!text.contains(word.as_str()), "{} contains {word}", path.display());
+            // Where a name stands before it, it is the middle of a path of ours.
+            let mut found = text.match_indices(word.as_str());
+            let of_machine = found.any(|(at, _)| !text[..at].ends_with(|c: char| c.is_alphanumeric()));
+            assert!(!of_machine, "{} contains {word}", path.display());
         }
     }
 }

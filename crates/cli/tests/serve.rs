@@ -55,7 +55,7 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
     let data = server.dir.path().join("data").to_string_lossy().into_owned();
     let pid = format!("process {}", server.process.0.id());
 
-    serve(&["--data", &path("other"), "--listen", address]).refused(1, "in use");
+    serve(&["--data", &path("d"), "--listen", address]).refused(1, "in use");
     serve(&["--data", &data, "--listen", "127.0.0.1:0"]).refused(1, &pid);
     serve(&["--data", &path("file/below"), "--listen", "127.0.0.1:0"])
         .refused(1, "cannot use the data directory");

@@ -65,7 +65,7 @@ fn a_worker_that_is_asked_to_go_finishes_what_runs_and_claims_nothing_more() {
     let running = server.enqueue(&["mail", "k"]);
     pid_in(&server.dir.path().join("pid"));
     worker.signal("TERM");
-    until("it drains", || server.json(&["worker", "list"])["slots"]["open"] == 0);
+    until("it drains", || server.json(&["worker", "list"])["workers"][0]["state"] == "draining");
     let waiting = server.enqueue(&["mail", "k"]);
     std::fs::write(server.dir.path().join("go"), "").unwrap();
     assert_eq!(worker.ended(), 0);

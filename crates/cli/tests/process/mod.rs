@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// The binary under test, without anything from our own environment that it would read.
-pub fn windlass() -> Command {
+pub(crate) fn windlass() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("WINDLASS_") || name == "RUST_LOG")
     {
@@ -22,20 +22,20 @@ pub fn windlass() -> Command {
 
 /// What a command came to.
 #[derive(Debug)]
-pub struct Ran {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Ran {
     /// Runs it to its end.
-    pub fn of(command: &mut Command) -> Ran {
+    pub(crate) fn of(command: &mut Command) -> Ran {
         Ran::fed(command, "")
     }
 
     /// Runs it to its end, with this on stdin.
-    pub fn fed(command: &mut Command, stdin: &str) -> Ran {
+    pub(crate) fn fed(command: &mut Command, stdin: &str) -> Ran {
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = piped.spawn().unwrap();
         // It may end without having read all of it.
@@ -50,20 +50,20 @@ impl Ran {
 
     /// Its stdout, after exit code 0.
     #[track_caller]
-    pub fn ok(&self) -> &str {
+    pub(crate) fn ok(&self) -> &str {
         assert_eq!(self.code, 0, "{self:?}");
         &self.stdout
     }
 
     /// Its stdout as JSON, after exit code 0.
     #[track_caller]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(self.ok()).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
     /// Fails with this code and one line on stderr that says this.
     #[track_caller]
-    pub fn refused(&self, code: i32, part: &str) {
+    pub(crate) fn refused(&self, code: i32, part: &str) {
         assert_eq!(self.code, code, "{self:?}");
         assert!(self.stderr.contains(part), "stderr does not say {part:?}: {self:?}");
         assert_eq!(self.stderr.trim_end().lines().count(), 1, "more than one line: {self:?}");
@@ -71,10 +71,10 @@ impl Ran {
 }
 
 /// A process that ends with the test.
-pub struct Process(pub Child);
+pub(crate) struct Process(pub(crate) Child);
 
 impl Process {
-    pub fn signal(&self, signal: &str) {
+    pub(crate) fn signal(&self, signal: &str) {
         let status =
             Command::new("kill").arg(format!("-{signal}")).arg(self.0.id().to_string()).status().unwrap();
         assert!(status.success());
@@ -82,7 +82,7 @@ impl Process {
 
     /// Its exit code, or -1 after a signal. Fails if it does not end by itself.
     #[track_caller]
-    pub fn ended(&mut self) -> i32 {
+    pub(crate) fn ended(&mut self) -> i32 {
         let mut status = None;
         until("the process ends", || {
             status = self.0.try_wait().unwrap();
@@ -100,21 +100,21 @@ impl Drop for Process {
 }
 
 /// A running server.
-pub struct Server {
-    pub process: Process,
-    pub url: String,
+pub(crate) struct Server {
+    pub(crate) process: Process,
+    pub(crate) url: String,
     /// What it printed before it was ready.
-    pub greeting: Vec<String>,
-    pub dir: TempDir,
+    pub(crate) greeting: Vec<String>,
+    pub(crate) dir: TempDir,
 }
 
 impl Server {
-    pub fn start() -> Server {
+    pub(crate) fn start() -> Server {
         Server::on(tempfile::tempdir().unwrap(), &[])
     }
 
     /// A server on this directory's `data`.
-    pub fn on(dir: TempDir, flags: &[&str]) -> Server {
+    pub(crate) fn on(dir: TempDir, flags: &[&str]) -> Server {
         let mut command = windlass();
         command.arg("serve").args(["--shards", "2", "--disk-reserve-bytes", "1MiB"]);
         command.arg("--data").arg(dir.path().join("data")).args(flags);
@@ -125,7 +125,7 @@ impl Server {
     }
 
     /// Runs a command that serves, up to the line with its address.
-    pub fn spawn(mut command: Command, dir: TempDir, mark: &str) -> Server {
+    pub(crate) fn spawn(mut command: Command, dir: TempDir, mark: &str) -> Server {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -141,39 +141,39 @@ impl Server {
     }
 
     /// A command that talks to this server.
-    pub fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = windlass();
         command.args(args).args(["--server", &self.url]);
         command
     }
 
     /// Runs such a command to its end.
-    pub fn run(&self, args: &[&str]) -> Ran {
+    pub(crate) fn run(&self, args: &[&str]) -> Ran {
         Ran::of(&mut self.command(args))
     }
 
     /// Runs it with `-o json` and reads the answer.
     #[track_caller]
-    pub fn json(&self, args: &[&str]) -> Value {
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
         Ran::of(self.command(args).args(["-o", "json"])).json()
     }
 
     /// Enqueues one task; its id.
     #[track_caller]
-    pub fn enqueue(&self, args: &[&str]) -> String {
+    pub(crate) fn enqueue(&self, args: &[&str]) -> String {
         let args: Vec<&str> = ["enqueue"].iter().chain(args).copied().collect();
         self.json(&args)["id"].as_str().unwrap().to_owned()
     }
 
     /// A task's state.
     #[track_caller]
-    pub fn state(&self, id: &str) -> String {
+    pub(crate) fn state(&self, id: &str) -> String {
         self.json(&["task", "get", id])["state"].as_str().unwrap().to_owned()
     }
 
     /// Stops it in order; its directory, for the next one.
     #[track_caller]
-    pub fn stop(mut self) -> TempDir {
+    pub(crate) fn stop(mut self) -> TempDir {
         self.process.signal("TERM");
         assert_eq!(self.process.ended(), 0);
         self.dir
@@ -182,7 +182,7 @@ impl Server {
 
 /// Waits until something is so; a minute is for slow machines, nothing should take that long.
 #[track_caller]
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
         assert!(started.elapsed() < Duration::from_secs(60), "waited a minute until {what}");
