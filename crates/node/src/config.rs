@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use model::{Millis, NodeId};
-use storage::Disk;
+use storage::{Disk, LogOptions};
 
 /// How a node is set up.
 #[derive(Clone)]
@@ -24,6 +24,8 @@ pub struct NodeConfig {
     pub auto_create: bool,
     /// How long a write may take before its outcome is called unknown.
     pub propose_timeout: Millis,
+    /// How the log behaves; its reserve is set by the start.
+    pub log: LogOptions,
 }
 
 impl NodeConfig {
@@ -38,6 +40,7 @@ impl NodeConfig {
             envelope_cache_bytes: 64 * 1024 * 1024,
             auto_create: true,
             propose_timeout: Millis::secs(10),
+            log: LogOptions::default(),
         }
     }
 }

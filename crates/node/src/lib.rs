@@ -54,4 +54,4 @@ pub use router::EnqueueResults;
 pub use sessions::SessionStream;
 pub use state_machine::view;
 pub use stats::{Operation, Stats};
-pub use storage::{Disk, Executor, LogStats, MemDisk, RealDisk, ThreadExecutor};
+pub use storage::{Disk, Executor, LogOptions, LogStats, MemDisk, RealDisk, ThreadExecutor};

@@ -57,6 +57,11 @@ impl Session {
         self.beat_wall.store(wall.millis(), Ordering::Relaxed);
     }
 
+    /// Its silence is counted from now on: nobody listened before.
+    pub(crate) fn not_heard_before(&self, now: Millis) {
+        self.beat_at.fetch_max(now.0, Ordering::Relaxed);
+    }
+
     /// How long it was not heard.
     pub(crate) fn silent_for(&self, now: Millis) -> Millis {
         Millis(now.0.saturating_sub(self.beat_at.load(Ordering::Relaxed)))

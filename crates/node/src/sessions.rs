@@ -28,6 +28,8 @@ use crate::taken::Return;
 
 /// How often silence is looked for. With 2.5 s of silence and a commit, well within 3 s.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// When a look comes this late, it was the node that was silent.
+const STOOD_STILL: Millis = Millis(1_000);
 /// Between two tries to end a session in a shard without a leader.
 const BACKOFF: Duration = Duration::from_millis(100);
 
@@ -301,12 +303,24 @@ impl Inner {
 pub(crate) async fn run(inner: Arc<Inner>) {
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut last = inner.now();
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
             () = inner.stopping.cancelled() => return,
         }
         let now = inner.now();
+        let late = now.0.saturating_sub(last.0);
+        last = now;
+        if late >= STOOD_STILL.0 {
+            // Beats may wait unread: the count begins anew, as after a restart.
+            tracing::warn!(for_ms = late, "this node stood still: its workers get time to be heard");
+            inner.sessions.pick(|session| {
+                session.not_heard_before(now);
+                false
+            });
+            continue;
+        }
         for session in inner.sessions.pick(|session| session.silent_for(now) >= limits::SILENCE) {
             inner.end_session_later(session, FreedReason::Silent);
         }

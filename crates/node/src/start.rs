@@ -77,7 +77,7 @@ impl Node {
         let disk = config.data.clone();
         let lock = DirLock::acquire(&*disk, Path::new(LOCK_FILE)).map_err(broken)?;
         let (log, reserve) = open_log(&config, &executor)?;
-        let mut opening = Opening {
+        let opening = Opening {
             node: config.node,
             disk,
             log: log.clone(),
@@ -86,10 +86,14 @@ impl Node {
             envelope_cache_bytes: 0,
             propose_timeout: config.propose_timeout,
         };
-        let catalog = opening.clone().open(GroupId::CATALOG, Catalog::new()).await?;
-        let cluster = cluster(&catalog, &config).await?;
-        opening.envelope_cache_bytes = (config.envelope_cache_bytes / u64::from(cluster.shards)) as usize;
-        let shards = open_shards(&opening, cluster.shards).await?;
+        let (catalog, cluster, shards) = match open_groups(opening, &config).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                // What was opened must not write any more when the lock is given back.
+                let _ = log.close();
+                return Err(error);
+            }
+        };
         let (returns, returned) = mpsc::unbounded_channel();
         let inner = Arc::new(Inner {
             node: config.node,
@@ -177,7 +181,7 @@ fn open_log(config: &NodeConfig, executor: &Arc<dyn Executor>) -> Result<(Log, O
             Some(Arc::new(reserve))
         }
     };
-    let options = LogOptions { reserve: reserve.clone(), ..LogOptions::default() };
+    let options = LogOptions { reserve: reserve.clone(), ..config.log.clone() };
     let (log, recovered) =
         Log::open(disk.clone(), Path::new(LOG_DIR), options, executor.clone()).map_err(broken)?;
     if let Some(torn) = recovered.torn {
@@ -187,6 +191,27 @@ fn open_log(config: &NodeConfig, executor: &Arc<dyn Executor>) -> Result<(Log, O
         );
     }
     Ok((log, reserve))
+}
+
+/// Opens the catalog, then the shards.
+async fn open_groups(
+    mut opening: Opening,
+    config: &NodeConfig,
+) -> Result<(Replica<Catalog>, ClusterFacts, Vec<Replica<Shard>>), Error> {
+    let catalog = opening.clone().open(GroupId::CATALOG, Catalog::new()).await?;
+    let opened = async {
+        let cluster = cluster(&catalog, config).await?;
+        opening.envelope_cache_bytes = (config.envelope_cache_bytes / u64::from(cluster.shards)) as usize;
+        let shards = open_shards(&opening, cluster.shards).await?;
+        Ok((cluster, shards))
+    };
+    match opened.await {
+        Ok((cluster, shards)) => Ok((catalog, cluster, shards)),
+        Err(error) => {
+            let _ = catalog.stop().await;
+            Err(error)
+        }
+    }
 }
 
 /// The facts of this cluster, made if there are none.

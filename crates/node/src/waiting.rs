@@ -281,15 +281,16 @@ impl Inner {
 
     /// Asks the shards that know this request; nothing when none does.
     async fn repeat(self: &Arc<Inner>, ask: &Ask<'_>, request: KeyHash) -> Result<Option<Vec<Taken>>, Error> {
+        let looks = self.groups.all().map(|shard| async move {
+            let known = self.groups.read(shard, |state| state.knows_request(request)).await?;
+            Ok::<_, Error>(known.then_some(shard))
+        });
+        let known: Vec<Option<ShardId>> = futures::future::try_join_all(looks).await?;
         let mut taken = Vec::new();
-        let mut known = false;
-        for shard in self.groups.all() {
-            if self.groups.read(shard, move |state| state.knows_request(request)).await? {
-                known = true;
-                taken.push(self.claim_in(shard, ask.command(ask.call.max), true).await?);
-            }
+        for shard in known.into_iter().flatten() {
+            taken.push(self.claim_in(shard, ask.command(ask.call.max), true).await?);
         }
-        Ok(known.then_some(taken))
+        Ok((!taken.is_empty()).then_some(taken))
     }
 
     /// Makes the answer, sorted by the order of the queues, then priority, then age.

@@ -31,9 +31,10 @@ pub struct Server {
 
 impl Server {
     /// Binds and begins to serve `node`. The node stays the caller's to stop, after the server.
-    pub async fn start(config: ServerConfig, node: Node) -> Result<Server, Error> {
+    pub async fn start(mut config: ServerConfig, node: Node) -> Result<Server, Error> {
         let listener = listen::bind(&config).await?;
         let addr = listener.local_addr().map_err(|source| Error::Bind { addr: config.listen, source })?;
+        config.listen = addr;
         let app = App::new(config, node);
         let accepting = tokio::spawn(listen::run(listener, app.clone()));
         Ok(Server { addr, app, accepting })

@@ -149,30 +149,30 @@ fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
 }
 
 /// Answers one request, whatever happens on the way.
-async fn answer(app: App, mut router: Router, request: Request<Incoming>) -> Result<Response, Infallible> {
+async fn answer(app: App, router: Router, request: Request<Incoming>) -> Result<Response, Infallible> {
     let started = Instant::now();
     let operation = Operation::of(request.method(), request.uri().path());
     let response = match crate::http::origin::check(&request) {
-        Ok(()) => {
-            let work = AssertUnwindSafe(router.call(request.map(Body::new))).catch_unwind();
-            match tokio::time::timeout(app.config.request_timeout, work).await {
-                Ok(Ok(Ok(response))) => response,
-                Ok(Err(_)) => panicked(operation),
-                Err(_) => timed_out(),
-            }
-        }
+        Ok(()) => guarded(router, request.map(Body::new), app.config.request_timeout).await,
         Err(refusal) => refusal.into_response(),
     };
     app.latencies.of(operation).record(started.elapsed(), response.status().as_u16());
     Ok(response)
 }
 
+/// What the router says; a panic or a wait without end are answered too.
+async fn guarded(mut router: Router, request: Request<Body>, limit: Duration) -> Response {
+    let work = AssertUnwindSafe(router.call(request)).catch_unwind();
+    match tokio::time::timeout(limit, work).await {
+        Ok(Ok(Ok(response))) => response,
+        Ok(Err(_)) => panicked(),
+        Err(_) => timed_out(),
+    }
+}
+
 /// The panic's own message went to the log by its hook.
-fn panicked(operation: Operation) -> Response {
-    tracing::error!(
-        operation = operation.as_str(),
-        "a request ended in a panic: this is a bug, please report it"
-    );
+fn panicked() -> Response {
+    tracing::error!("a request ended in a panic: this is a bug, please report it");
     let detail =
         "the server made a mistake, its log says more: retry with the same dedup key, token or request id";
     Refusal::new(Code::Internal, detail).into_response()
@@ -195,6 +195,23 @@ mod tests {
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}", body.len())), "{} bytes", body.len());
         assert_eq!(serde_json::from_str::<Problem>(body).unwrap().code, "unavailable");
+    }
+
+    #[tokio::test]
+    async fn a_panic_and_a_wait_without_end_are_problems_too() {
+        async fn faulty() -> Response {
+            panic!("on purpose")
+        }
+        let router = Router::new()
+            .route("/panic", axum::routing::get(faulty))
+            .route("/wait", axum::routing::get(std::future::pending::<Response>));
+        for (path, status, code) in [("/panic", 500, "internal"), ("/wait", 504, "timeout")] {
+            let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            let response = guarded(router.clone(), request, Duration::from_millis(20)).await;
+            assert_eq!(response.status(), status);
+            let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
+            assert_eq!(serde_json::from_slice::<Problem>(&body).unwrap().code, code);
+        }
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, StatusCode};
 use model::{GroupId, ShardId};
 use serde::Serialize;
+use wire::http::{Outcome, Results};
 
 use crate::app::App;
 
@@ -16,6 +17,8 @@ pub(crate) static WINDLASS_INDEX: HeaderName = HeaderName::from_static("windlass
 
 /// Room for most replies about one task, so that they are written without growing.
 const REPLY_BYTES: usize = 256;
+/// Room for one outcome of many.
+pub(crate) const OUTCOME_BYTES: usize = 112;
 
 /// A reply of this status.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
@@ -29,9 +32,22 @@ pub(crate) fn written(status: StatusCode, value: &impl Serialize, indexes: &Inde
     response
 }
 
+/// A reply to many writes, each with its own outcome.
+pub(crate) fn written_many<T: Serialize>(results: Vec<Outcome<T>>, indexes: &Indexes) -> Response {
+    let room = results.len() * OUTCOME_BYTES;
+    let mut response = with_body(StatusCode::OK, Body::from(to_bytes_in(room, &Results { results })));
+    indexes.put(&mut response);
+    response
+}
+
 /// The JSON of a reply.
 pub(crate) fn to_bytes(value: &impl Serialize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(REPLY_BYTES);
+    to_bytes_in(REPLY_BYTES, value)
+}
+
+/// The JSON of a reply that takes about `room` bytes: a large one should not grow by copies.
+pub(crate) fn to_bytes_in(room: usize, value: &impl Serialize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(room.max(REPLY_BYTES));
     serde_json::to_writer(&mut bytes, value).expect("replies have string keys and memory takes every write");
     bytes
 }

@@ -1,5 +1,5 @@
 //! Bad input gets a clear problem+json, and nothing changed.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
 
@@ -18,7 +18,14 @@ struct Case {
 }
 
 fn post(what: &'static str, path: &str, body: impl Into<Vec<u8>>) -> Case {
-    Case { what, method: Method::POST, path: path.to_owned(), body: body.into(), status: 400, code: "invalid_request" }
+    Case {
+        what,
+        method: Method::POST,
+        path: path.to_owned(),
+        body: body.into(),
+        status: 400,
+        code: "invalid_request",
+    }
 }
 
 impl Case {
@@ -87,7 +94,11 @@ async fn an_enqueue_that_is_wrong_changes_nothing() {
             post("a fraction of a millisecond", TASKS, r#"{"kind":"k","hold_ms":1000.5}"#),
             post("a negative expiry", TASKS, r#"{"kind":"k","expires_in_ms":-5}"#),
             post("an absurd retention", TASKS, r#"{"kind":"k","retention_ms":99999999999999}"#),
-            post("an absurd dedup window", TASKS, r#"{"kind":"k","dedup_key":"d","dedup_window_ms":99999999999999}"#),
+            post(
+                "an absurd dedup window",
+                TASKS,
+                r#"{"kind":"k","dedup_key":"d","dedup_window_ms":99999999999999}"#,
+            ),
             post("a hold too long", TASKS, r#"{"kind":"k","hold_ms":86400001}"#),
             post("a hold too short", TASKS, r#"{"kind":"k","hold_ms":99}"#),
             post("no attempts", TASKS, r#"{"kind":"k","retry":{"attempts":0}}"#),
@@ -125,16 +136,29 @@ async fn a_claim_that_is_wrong_changes_nothing() {
             post("65 queues", "/v1/claims", format!(r#"{{"queues":[{}],"worker":"w"}}"#, names.join(","))),
             post("a bad queue name", "/v1/claims", r#"{"queues":["a b"],"worker":"w"}"#),
             post("no worker", "/v1/claims", r#"{"queues":["mail"]}"#),
-            post("a worker with a control character", "/v1/claims", r#"{"queues":["mail"],"worker":"a\u0001"}"#),
+            post(
+                "a worker with a control character",
+                "/v1/claims",
+                r#"{"queues":["mail"],"worker":"a\u0001"}"#,
+            ),
             post("max 0", "/v1/claims", r#"{"queues":["mail"],"worker":"w","max":0}"#),
             post("max 1001", "/v1/claims", r#"{"queues":["mail"],"worker":"w","max":1001}"#),
-            post("a wait over the limit", "/v1/claims", r#"{"queues":["mail"],"worker":"w","wait_ms":60001}"#),
+            post(
+                "a wait over the limit",
+                "/v1/claims",
+                r#"{"queues":["mail"],"worker":"w","wait_ms":60001}"#,
+            ),
             post("a negative wait", "/v1/claims", r#"{"queues":["mail"],"worker":"w","wait_ms":-1}"#),
-            post("a hold over the limit", "/v1/claims", r#"{"queues":["mail"],"worker":"w","hold_ms":86400001}"#),
+            post(
+                "a hold over the limit",
+                "/v1/claims",
+                r#"{"queues":["mail"],"worker":"w","hold_ms":86400001}"#,
+            ),
             post("weight 0", "/v1/claims", r#"{"queues":[{"name":"mail","weight":0}],"worker":"w"}"#),
             post("an id that is none", "/v1/claims", r#"{"id":"x","worker":"w"}"#),
             post("id and queues", "/v1/claims", format!(r#"{{"id":"{id}","queues":["mail"],"worker":"w"}}"#)),
-            post("an unknown id", "/v1/claims", format!(r#"{{"id":"{unknown}","worker":"w"}}"#)).answers(404, "not_found"),
+            post("an unknown id", "/v1/claims", format!(r#"{{"id":"{unknown}","worker":"w"}}"#))
+                .answers(404, "not_found"),
             post(
                 "an unknown session",
                 "/v1/claims",
@@ -187,9 +211,21 @@ async fn a_forged_truncated_or_foreign_token_touches_no_task() {
     cases.push(post("no acks", "/v1/claims/ack", r#"{"acks":[]}"#));
     cases.push(post("percent 101", "/v1/claims/progress", format!(r#"{{"token":"{token}","percent":101}}"#)));
     cases.push(post("a short hold", "/v1/claims/extend", format!(r#"{{"token":"{token}","hold_ms":1}}"#)));
-    cases.push(post("a negative retry", "/v1/claims/fail", format!(r#"{{"token":"{token}","error":"e","retry_in_ms":-1}}"#)));
-    cases.push(post("a follow-up without a queue", "/v1/claims/ack", format!(r#"{{"token":"{token}","then":[{{"kind":"k"}}]}}"#)));
-    cases.push(post("an ack whose claim is wrong", "/v1/claims/ack", format!(r#"{{"token":"{token}","claim":{{"queues":[],"worker":"w"}}}}"#)));
+    cases.push(post(
+        "a negative retry",
+        "/v1/claims/fail",
+        format!(r#"{{"token":"{token}","error":"e","retry_in_ms":-1}}"#),
+    ));
+    cases.push(post(
+        "a follow-up without a queue",
+        "/v1/claims/ack",
+        format!(r#"{{"token":"{token}","then":[{{"kind":"k"}}]}}"#),
+    ));
+    cases.push(post(
+        "an ack whose claim is wrong",
+        "/v1/claims/ack",
+        format!(r#"{{"token":"{token}","claim":{{"queues":[],"worker":"w"}}}}"#),
+    ));
     let many: Vec<&str> = vec![r#"{"token":"x"}"#; 10_001];
     cases.push(post("10,001 acks", "/v1/claims/ack", format!(r#"{{"acks":[{}]}}"#, many.join(","))));
     check(&harness, cases).await;
@@ -225,15 +261,21 @@ async fn looking_and_acting_with_bad_input_changes_nothing() {
         get("a held session that is none", "/v1/workers/w/session?session=x"),
         get("a held session without a session", "/v1/workers/w/session"),
         get("why an unknown task waits", &format!("/v1/tasks/{unknown}/why")).answers(404, "not_found"),
-        post("cancel an unknown id", &format!("/v1/tasks/{unknown}"), "").by(Method::DELETE).answers(404, "not_found"),
+        post("cancel an unknown id", &format!("/v1/tasks/{unknown}"), "")
+            .by(Method::DELETE)
+            .answers(404, "not_found"),
         post("an action without a body", "/v1/tasks:discard", ""),
         post("an action with an unknown field", "/v1/tasks:discard", r#"{"queues":"mail"}"#),
         post("an action on a state that is none", "/v1/tasks:cancel", r#"{"state":"asleep"}"#),
         post("an unknown action", "/v1/tasks:explode", "{}").answers(404, "not_found"),
         post("delete a queue with tasks", "/v1/queues/mail", "").by(Method::DELETE).answers(409, "not_ready"),
         post("drain an unknown worker", "/v1/workers/nope/drain", "").answers(404, "unknown_worker"),
-        post("a beat of an unknown worker", "/v1/workers/nope/beat", r#"{"session":"00000000000000000000000000000001"}"#)
-            .answers(404, "unknown_worker"),
+        post(
+            "a beat of an unknown worker",
+            "/v1/workers/nope/beat",
+            r#"{"session":"00000000000000000000000000000001"}"#,
+        )
+        .answers(404, "unknown_worker"),
         post("a beat without a session", "/v1/workers/nope/beat", "{}"),
         post("a worker without an id", "/v1/workers", "{}"),
         post("a worker with a slow beat", "/v1/workers", r#"{"id":"w","beat_ms":1001}"#),

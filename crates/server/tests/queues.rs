@@ -9,11 +9,15 @@ use support::{start, start_with};
 #[tokio::test]
 async fn a_queue_is_set_field_by_field_paused_resumed_purged_and_deleted() {
     let harness = start().await;
-    let set = harness.put("/v1/queues/mail", r#"{"hold_ms":60000,"retry":{"attempts":5},"tasks_max":100}"#).await.expect(200);
+    let set = harness
+        .put("/v1/queues/mail", r#"{"hold_ms":60000,"retry":{"attempts":5},"tasks_max":100}"#)
+        .await
+        .expect(200);
     assert!(!set.index().is_empty());
     let policy = &set.json["policy"];
     assert_eq!((&policy["hold_ms"], &policy["retry"]["attempts"]), (&json!(60000), &json!(5)));
-    let set = harness.put("/v1/queues/mail", r#"{"tasks_max":null,"freed_to":"back"}"#).await.expect(200).json;
+    let set =
+        harness.put("/v1/queues/mail", r#"{"tasks_max":null,"freed_to":"back"}"#).await.expect(200).json;
     assert_eq!((&set["policy"]["tasks_max"], &set["policy"]["hold_ms"]), (&json!(null), &json!(60000)));
     assert_eq!((&set["policy"]["freed_to"], &set["policy"]["shards"]), (&json!("back"), &json!("all")));
 
@@ -23,7 +27,10 @@ async fn a_queue_is_set_field_by_field_paused_resumed_purged_and_deleted() {
     let none = harness.post("/v1/claims", r#"{"queues":["mail"],"worker":"w"}"#).await.expect(200).json;
     assert_eq!(none, json!({"claims": []}));
     let shown = harness.get("/v1/queues/mail").await.expect(200).json;
-    assert_eq!((&shown["paused"], &shown["depth"]["ready"], &shown["totals"]["enqueued"]), (&json!(true), &json!(1), &json!(1)));
+    assert_eq!(
+        (&shown["paused"], &shown["depth"]["ready"], &shown["totals"]["enqueued"]),
+        (&json!(true), &json!(1), &json!(1))
+    );
     assert_eq!(harness.post("/v1/queues/mail/resume", "").await.expect(200).json["paused"], false);
     let list = harness.get("/v1/queues").await.expect(200).json;
     assert_eq!(list["queues"][0]["name"], "mail");
@@ -49,7 +56,10 @@ async fn an_empty_queue_is_deleted_and_then_unknown() {
     let harness = start().await;
     harness.put("/v1/queues/tmp", "{}").await.expect(200);
     harness.get("/v1/queues/tmp").await.expect(200);
-    assert_eq!(harness.delete("/v1/queues/tmp").await.expect(200).json, json!({"name": "tmp", "deleted": true}));
+    assert_eq!(
+        harness.delete("/v1/queues/tmp").await.expect(200).json,
+        json!({"name": "tmp", "deleted": true})
+    );
     harness.get("/v1/queues/tmp").await.expect_problem(404, "unknown_queue");
     harness.stop().await;
 }
@@ -117,7 +127,10 @@ async fn metrics_count_what_happened() {
     for line in text.lines() {
         match line.strip_prefix("# TYPE ") {
             Some(family) => assert!(families.insert(family.to_owned()), "{family} twice"),
-            None => assert!(line.starts_with("# HELP ") || line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok(), "{line}"),
+            None => assert!(
+                line.starts_with("# HELP ") || line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok(),
+                "{line}"
+            ),
         }
     }
     harness.stop().await;

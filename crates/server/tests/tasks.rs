@@ -23,7 +23,10 @@ async fn a_task_goes_from_enqueue_to_ack_with_its_payload_byte_for_byte() {
     let text = String::from_utf8(claimed.bytes.to_vec()).unwrap();
     assert!(text.contains(r#""payload":{"b" : 1.50, "a":"\u00e9"}"#), "{text}");
     let claim = &claimed.json["claims"][0];
-    assert_eq!((&claim["id"], &claim["queue"], &claim["kind"]), (&json!(id), &json!("mail"), &json!("welcome")));
+    assert_eq!(
+        (&claim["id"], &claim["queue"], &claim["kind"]),
+        (&json!(id), &json!("mail"), &json!("welcome"))
+    );
     assert_eq!((&claim["attempt"], &claim["headers"]), (&json!(1), &json!({"trace": "1"})));
     assert!(claim["deadline"].as_str().unwrap().ends_with('Z'));
 
@@ -33,14 +36,18 @@ async fn a_task_goes_from_enqueue_to_ack_with_its_payload_byte_for_byte() {
     assert_eq!(acked.json, json!({"id": id, "state": "done"}));
     assert!(!acked.index().is_empty());
     // The same ack again gets the same answer.
-    assert_eq!(harness.post("/v1/claims/ack", ack).await.expect(200).json, json!({"id": id, "state": "done"}));
+    assert_eq!(
+        harness.post("/v1/claims/ack", ack).await.expect(200).json,
+        json!({"id": id, "state": "done"})
+    );
 
     let task = harness.get(&format!("/v1/tasks/{id}")).await.expect(200);
     assert!(String::from_utf8_lossy(&task.bytes).contains(r#""output":{"sent" : true}"#));
     assert_eq!(task.json["state"], "done");
     assert_eq!(task.json["attempt"], 1);
     assert_eq!(task.json["history"][0]["event"], "enqueued");
-    let events: Vec<&str> = task.json["history"].as_array().unwrap().iter().map(|h| h["event"].as_str().unwrap()).collect();
+    let events: Vec<&str> =
+        task.json["history"].as_array().unwrap().iter().map(|h| h["event"].as_str().unwrap()).collect();
     assert_eq!(events, ["enqueued", "claimed", "acked"]);
     let by_key = harness.get("/v1/queues/mail/tasks/d%201").await.expect(200);
     assert_eq!(by_key.json["id"], id);
@@ -84,7 +91,9 @@ async fn many_tasks_are_answered_in_the_order_given() {
     one.expect_problem(409, "not_unique");
     // All or none, where all have one place.
     let atomic = |kind: &str| {
-        format!(r#"{{"tasks":[{{"kind":"{kind}","order_key":"o"}},{{"kind":"{kind}","order_key":"o"}}],"atomic":true}}"#)
+        format!(
+            r#"{{"tasks":[{{"kind":"{kind}","order_key":"o"}},{{"kind":"{kind}","order_key":"o"}}],"atomic":true}}"#
+        )
     };
     harness.post(path, atomic("x")).await.expect(200);
     let apart = r#"{"tasks":[{"kind":"a","order_key":"1"},{"kind":"a","order_key":"2"},{"kind":"a","order_key":"3"},{"kind":"a","order_key":"4"},{"kind":"a","order_key":"5"},{"kind":"a","order_key":"6"},{"kind":"a","order_key":"7"},{"kind":"a","order_key":"8"}],"atomic":true}"#;
@@ -95,7 +104,8 @@ async fn many_tasks_are_answered_in_the_order_given() {
 #[tokio::test]
 async fn bytes_go_in_and_come_out_as_base64_with_their_content_type() {
     let harness = start().await;
-    let id = harness.enqueue("bin", r#"{"kind":"k","payload_base64":"AP8=","content_type":"image/png"}"#).await;
+    let id =
+        harness.enqueue("bin", r#"{"kind":"k","payload_base64":"AP8=","content_type":"image/png"}"#).await;
     let claim = harness.claim("bin").await;
     assert_eq!(claim["payload_base64"], "AP8=");
     assert_eq!(claim["content_type"], "image/png");
@@ -140,7 +150,10 @@ async fn a_fail_is_retried_until_its_attempts_are_used_up() {
     let stale = harness.post("/v1/claims/ack", format!(r#"{{"token":"{token}"}}"#)).await;
     stale.expect_problem(409, "stale_token");
     let token = second["token"].as_str().unwrap();
-    let failed = harness.post("/v1/claims/fail", format!(r#"{{"token":"{token}","error":"again"}}"#)).await.expect(200);
+    let failed = harness
+        .post("/v1/claims/fail", format!(r#"{{"token":"{token}","error":"again"}}"#))
+        .await
+        .expect(200);
     assert_eq!((&failed.json["state"], &failed.json["attempt"]), (&json!("dead"), &json!(2)));
     let task = harness.get(&format!("/v1/tasks/{id}")).await.expect(200).json;
     assert_eq!((&task["state"], &task["error"]), (&json!("dead"), &json!("again")));
@@ -172,26 +185,39 @@ async fn extend_progress_and_release_keep_or_give_back_a_claim() {
     assert!(why["reasons"][0]["code"].is_string() && why["reasons"][0]["text"].is_string());
     let released = harness.post("/v1/claims/release", format!(r#"{{"token":"{token}"}}"#)).await.expect(200);
     assert_eq!(released.json["state"], "ready");
-    harness.post("/v1/claims/ack", format!(r#"{{"token":"{token}"}}"#)).await.expect_problem(409, "not_claimed");
+    harness
+        .post("/v1/claims/ack", format!(r#"{{"token":"{token}"}}"#))
+        .await
+        .expect_problem(409, "not_claimed");
     harness.stop().await;
 }
 
 #[tokio::test]
 async fn many_are_settled_at_once_each_with_its_own_outcome() {
     let harness = start().await;
-    harness.post("/v1/queues/mail/tasks", r#"{"tasks":[{"kind":"a"},{"kind":"b"},{"kind":"c"},{"kind":"d"}]}"#).await.expect(200);
-    let claims = harness.post("/v1/claims", r#"{"queues":["mail"],"worker":"w","max":4}"#).await.expect(200).json;
-    let tokens: Vec<&str> = claims["claims"].as_array().unwrap().iter().map(|c| c["token"].as_str().unwrap()).collect();
+    harness
+        .post("/v1/queues/mail/tasks", r#"{"tasks":[{"kind":"a"},{"kind":"b"},{"kind":"c"},{"kind":"d"}]}"#)
+        .await
+        .expect(200);
+    let claims =
+        harness.post("/v1/claims", r#"{"queues":["mail"],"worker":"w","max":4}"#).await.expect(200).json;
+    let tokens: Vec<&str> =
+        claims["claims"].as_array().unwrap().iter().map(|c| c["token"].as_str().unwrap()).collect();
     assert_eq!(tokens.len(), 4);
-    let items = |list: &[&str]| list.iter().map(|t| format!(r#"{{"token":"{t}"}}"#)).collect::<Vec<_>>().join(",");
-    let reply = harness.post("/v1/claims/extend", format!(r#"{{"extends":[{}]}}"#, items(&tokens))).await.expect(200);
+    let items =
+        |list: &[&str]| list.iter().map(|t| format!(r#"{{"token":"{t}"}}"#)).collect::<Vec<_>>().join(",");
+    let reply =
+        harness.post("/v1/claims/extend", format!(r#"{{"extends":[{}]}}"#, items(&tokens))).await.expect(200);
     assert!(reply.json["results"].as_array().unwrap().iter().all(|r| r["deadline"].is_string()));
     let acks = format!(r#"{{"acks":[{},{{"token":"bad"}}]}}"#, items(&tokens[..2]));
     let reply = harness.post("/v1/claims/ack", acks).await.expect(200);
     assert_eq!(reply.json["results"][1]["state"], "done");
     assert_eq!(reply.json["results"][2]["error"]["code"], "invalid_token");
     assert!(!reply.index().is_empty());
-    let reply = harness.post("/v1/claims/release", format!(r#"{{"releases":[{}]}}"#, items(&tokens[2..3]))).await.expect(200);
+    let reply = harness
+        .post("/v1/claims/release", format!(r#"{{"releases":[{}]}}"#, items(&tokens[2..3])))
+        .await
+        .expect(200);
     assert_eq!(reply.json["results"][0]["state"], "ready");
     let fails = format!(r#"{{"fails":[{{"token":"{}","error":"e","fatal":true}}]}}"#, tokens[3]);
     let reply = harness.post("/v1/claims/fail", fails).await.expect(200);
@@ -210,7 +236,8 @@ async fn an_ack_claims_the_next_and_enqueues_what_follows() {
     let token = harness.claim("mail").await["token"].as_str().unwrap().to_owned();
     let ask = r#""claim":{"queues":["mail"],"worker":"w"}"#;
     let then = r#""then":[{"queue":"audit","kind":"log","payload":{"n" :1}}]"#;
-    let reply = harness.post("/v1/claims/ack", format!(r#"{{"token":"{token}",{then},{ask}}}"#)).await.expect(200);
+    let reply =
+        harness.post("/v1/claims/ack", format!(r#"{{"token":"{token}",{then},{ask}}}"#)).await.expect(200);
     assert_eq!((&reply.json["id"], &reply.json["state"]), (&json!(first), &json!("done")));
     assert_eq!(reply.json["claims"][0]["id"], second.as_str());
     let log = harness.claim("audit").await;
@@ -222,7 +249,10 @@ async fn an_ack_claims_the_next_and_enqueues_what_follows() {
     assert_eq!(reply.json["claims"][0]["id"], third.as_str());
     let token = reply.json["claims"][0]["token"].as_str().unwrap();
     let gone = r#""claim":{"queues":["mail"],"worker":"w","session":"00000000000000000000000000000001"}"#;
-    let reply = harness.post("/v1/claims/ack", format!(r#"{{"acks":[{{"token":"{token}"}}],{gone}}}"#)).await.expect(200);
+    let reply = harness
+        .post("/v1/claims/ack", format!(r#"{{"acks":[{{"token":"{token}"}}],{gone}}}"#))
+        .await
+        .expect(200);
     assert_eq!(reply.json["results"][0]["state"], "done");
     assert_eq!(reply.json["claim_error"]["code"], "unknown_worker");
     harness.stop().await;
@@ -242,7 +272,10 @@ async fn a_claim_by_id_takes_that_task_or_says_what_it_is() {
     harness.enqueue("mail", r#"{"kind":"k"}"#).await;
     let body = r#"{"queues":["mail"],"worker":"w","request_id":"r1"}"#;
     let first = harness.post("/v1/claims", body).await.expect(200).json;
-    assert_eq!(harness.post("/v1/claims", body).await.expect(200).json["claims"][0]["token"], first["claims"][0]["token"]);
+    assert_eq!(
+        harness.post("/v1/claims", body).await.expect(200).json["claims"][0]["token"],
+        first["claims"][0]["token"]
+    );
     harness.stop().await;
 }
 
@@ -262,17 +295,25 @@ async fn people_cancel_discard_and_put_back_one_or_many() {
     assert_eq!(extended.json["cancel_requested"], true);
     let back = harness.enqueue("back", r#"{"kind":"k"}"#).await;
     harness.claim("back").await;
-    assert_eq!(harness.post(&format!("/v1/tasks/{back}/put-back"), "").await.expect(200).json["state"], "ready");
-    assert_eq!(harness.post(&format!("/v1/tasks/{back}/discard"), "").await.expect(200).json["state"], "cancelled");
+    assert_eq!(
+        harness.post(&format!("/v1/tasks/{back}/put-back"), "").await.expect(200).json["state"],
+        "ready"
+    );
+    assert_eq!(
+        harness.post(&format!("/v1/tasks/{back}/discard"), "").await.expect(200).json["state"],
+        "cancelled"
+    );
 
     let tasks = vec![r#"{"kind":"x"}"#; 30].join(",");
     harness.post("/v1/queues/bulk/tasks", format!(r#"{{"tasks":[{tasks}]}}"#)).await.expect(200);
     let dry = harness.post("/v1/tasks:cancel", r#"{"queue":"bulk","dry_run":true}"#).await.expect(200).json;
     assert_eq!((&dry["matched"], &dry["changed"]), (&json!(30), &json!(0)));
-    let acted = harness.post("/v1/tasks:cancel", r#"{"queue":"bulk","state":"ready","kind":"x"}"#).await.expect(200);
+    let acted =
+        harness.post("/v1/tasks:cancel", r#"{"queue":"bulk","state":"ready","kind":"x"}"#).await.expect(200);
     assert_eq!((&acted.json["matched"], &acted.json["changed"]), (&json!(30), &json!(30)));
     assert!(!acted.index().is_empty());
-    let back = harness.post("/v1/tasks:requeue", r#"{"queue":"bulk","state":"cancelled"}"#).await.expect(200).json;
+    let back =
+        harness.post("/v1/tasks:requeue", r#"{"queue":"bulk","state":"cancelled"}"#).await.expect(200).json;
     assert_eq!(back["changed"], 30);
     harness.stop().await;
 }
@@ -282,7 +323,8 @@ async fn a_list_goes_on_from_its_cursor_and_a_look_waits_for_the_end() {
     let harness = start().await;
     let tasks = vec![r#"{"kind":"x"}"#; 25].join(",");
     harness.post("/v1/queues/bulk/tasks", format!(r#"{{"tasks":[{tasks}]}}"#)).await.expect(200);
-    let (mut seen, mut path) = (std::collections::BTreeSet::new(), "/v1/tasks?queue=bulk&state=ready&limit=7".to_owned());
+    let (mut seen, mut path) =
+        (std::collections::BTreeSet::new(), "/v1/tasks?queue=bulk&state=ready&limit=7".to_owned());
     loop {
         let page = harness.get(&path).await.expect(200).json;
         assert!(page["looked_at"].is_u64());

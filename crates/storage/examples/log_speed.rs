@@ -35,7 +35,8 @@ fn run(path: &Path, outstanding: usize, bytes: usize) {
         let (index, done) = (next[group], done.clone());
         next[group] += 1;
         let entry = LogEntry { index, term: 1, node: 1, payload: payload.clone() };
-        groups[group].append(vec![entry], Box::new(move |outcome| done.send((group, index, outcome)).expect("open")));
+        groups[group]
+            .append(vec![entry], Box::new(move |outcome| done.send((group, index, outcome)).expect("open")));
         if index % 10_000 == 9_999 {
             let upto = LogId { term: 1, node: 1, index: index - 5_000 };
             groups[group].purge_upto(upto, Box::new(|outcome| outcome.expect("purged")));

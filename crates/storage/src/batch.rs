@@ -133,7 +133,7 @@ mod tests {
         let tables = batch.tables();
         assert_eq!(tables[0], (1, vec![(&b"z"[..], Some(&b""[..]))]));
         assert_eq!(tables[1].1, [(&b"a"[..], None), (b"b", Some(&b"2"[..])), (b"c", None)]);
-        assert_eq!((batch.len(), batch.bytes()), (6, 10));
+        assert_eq!((batch.len(), batch.bytes()), (6, 9));
         batch.clear();
         assert!(batch.is_empty() && batch.tables().is_empty());
     }

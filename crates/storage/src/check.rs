@@ -86,6 +86,9 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
+/// Called with a table, a key and a value.
+type OnTableRow<'a> = &'a mut dyn FnMut(u8, &[u8], &[u8]);
+
 /// Findings of one kind in one file before the rest is only counted.
 const FINDINGS_MAX: usize = 20;
 
@@ -148,7 +151,12 @@ fn checkpoint_group(path: &Path) -> Option<GroupId> {
     path.file_stem()?.to_str()?.parse().ok().map(GroupId)
 }
 
-fn check_log(disk: &dyn Disk, paths: &[PathBuf], visitor: &mut dyn Visitor, report: &mut Report) -> Result<()> {
+fn check_log(
+    disk: &dyn Disk,
+    paths: &[PathBuf],
+    visitor: &mut dyn Visitor,
+    report: &mut Report,
+) -> Result<()> {
     let mut records = BTreeMap::new();
     let mut objections = Vec::new();
     let replayed = recovery::replay(disk, Path::new(LOG_DIR), Open::Read, &mut |path, found| {
@@ -238,7 +246,7 @@ fn check_checkpoint(
     Ok(())
 }
 
-fn walk_checkpoint(disk: &dyn Disk, path: &Path, on_row: &mut dyn FnMut(u8, &[u8], &[u8])) -> Result<()> {
+fn walk_checkpoint(disk: &dyn Disk, path: &Path, on_row: OnTableRow<'_>) -> Result<()> {
     let failed = |error: redb::Error| redb_failed(path, "check", error);
     let file = disk.open(path, Open::Read).map_err(|source| Error::io("open", path, source))?;
     let overlay = Overlay::new(file).map_err(|source| Error::io("open", path, source))?;
@@ -259,11 +267,7 @@ fn walk_checkpoint(disk: &dyn Disk, path: &Path, on_row: &mut dyn FnMut(u8, &[u8
     walk_rows(&database, generation, on_row).map_err(failed)
 }
 
-fn walk_rows(
-    database: &redb::Database,
-    generation: u64,
-    on_row: &mut dyn FnMut(u8, &[u8], &[u8]),
-) -> Result<(), redb::Error> {
+fn walk_rows(database: &redb::Database, generation: u64, on_row: OnTableRow<'_>) -> Result<(), redb::Error> {
     let transaction = database.begin_read()?;
     let names = transaction.list_tables()?.map(|table| table.name().to_owned());
     for number in numbers(names, generation) {

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use redb::{
-    Database, Durability, ReadOnlyTable, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
-    StorageError, Table, TableDefinition, TableError, TableHandle, WriteTransaction,
+    Database, Durability, ReadOnlyTable, ReadTransaction, ReadableDatabase, ReadableTable,
+    ReadableTableMetadata, StorageError, Table, TableDefinition, TableError, TableHandle, WriteTransaction,
 };
 
 use crate::batch::{Batch, KeyChange};
@@ -151,7 +151,8 @@ impl CheckpointStore {
     /// Length of the file.
     pub fn file_bytes(&self) -> Result<u64> {
         let path = &self.inner.path;
-        let file = self.inner.disk.open(path, Open::Read).map_err(|source| Error::io("open", path, source))?;
+        let file =
+            self.inner.disk.open(path, Open::Read).map_err(|source| Error::io("open", path, source))?;
         file.len().map_err(|source| Error::io("read", path, source))
     }
 
@@ -243,7 +244,8 @@ impl CheckpointStore {
 
     fn open_file(&self, path: &Path) -> Result<Database> {
         let failed = |error: redb::Error| self.failed("open", error);
-        let file = self.inner.disk.open(path, Open::Create).map_err(|source| Error::io("open", path, source))?;
+        let file =
+            self.inner.disk.open(path, Open::Create).map_err(|source| Error::io("open", path, source))?;
         let backend = RedbFile::new(file, self.inner.sync_failed.clone());
         let mut builder = redb::Builder::new();
         builder.set_cache_size(self.inner.cache_bytes);
@@ -268,7 +270,8 @@ impl CheckpointStore {
         };
         self.inner.generation.store(generation, Relaxed);
         if has_other_generations(&database, generation).map_err(failed)? {
-            transact(&database, |transaction| remove_other_generations(transaction, generation)).map_err(failed)?;
+            transact(&database, |transaction| remove_other_generations(transaction, generation))
+                .map_err(failed)?;
         }
         Ok(database)
     }
@@ -404,7 +407,8 @@ fn has_other_generations(database: &Database, generation: u64) -> Result<bool, r
 }
 
 fn remove_other_generations(transaction: &WriteTransaction, generation: u64) -> Result<(), redb::Error> {
-    let tables: Vec<_> = transaction.list_tables()?.filter(|table| is_of_other(table.name(), generation)).collect();
+    let tables: Vec<_> =
+        transaction.list_tables()?.filter(|table| is_of_other(table.name(), generation)).collect();
     for table in tables {
         transaction.delete_table(table)?;
     }

@@ -27,7 +27,7 @@ pub trait Disk: Send + Sync + 'static {
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>>;
     /// The files and directories directly in `dir`, sorted, with `dir` in front.
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>>;
-    /// Makes a directory and those above it.
+    /// Makes a directory and those above it, so that they survive a crash.
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
     /// Gives a file another name, in place of the one that has it.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -39,6 +39,10 @@ pub trait Disk: Send + Sync + 'static {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Room that is left for us.
     fn free_bytes(&self) -> io::Result<u64>;
+    /// Where a path of this tree is, for messages to people.
+    fn locate(&self, path: &Path) -> PathBuf {
+        path.to_owned()
+    }
     /// Takes an exclusive lock that ends with the returned value or the process. `None`: someone has it.
     fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn DiskLock>>>;
 }
@@ -81,7 +85,7 @@ impl RealDisk {
     /// The tree below `root`, which is made if it is not there.
     pub fn new(root: impl Into<PathBuf>) -> io::Result<RealDisk> {
         let root = root.into();
-        fs::create_dir_all(&root)?;
+        make_dir(&root)?;
         Ok(RealDisk { root })
     }
 
@@ -126,7 +130,7 @@ impl Disk for RealDisk {
     }
 
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        fs::create_dir_all(self.root.join(dir))
+        make_dir(&self.root.join(dir))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -150,6 +154,10 @@ impl Disk for RealDisk {
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
+    fn locate(&self, path: &Path) -> PathBuf {
+        self.root.join(path)
+    }
+
     fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn DiskLock>>> {
         let path = self.root.join(path);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
@@ -158,6 +166,19 @@ impl Disk for RealDisk {
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
+    }
+}
+
+/// A new directory is only there for good once the one above it is synced.
+fn make_dir(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let above = dir.parent().filter(|above| *above != Path::new("")).unwrap_or(Path::new("."));
+    make_dir(above)?;
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists || !dir.is_dir() => Err(error),
+        _ => File::open(above)?.sync_all(),
     }
 }
 

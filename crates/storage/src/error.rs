@@ -151,7 +151,9 @@ impl From<Error> for io::Error {
         let kind = match &error {
             Error::Io { source, .. } => source.kind(),
             Error::Full { .. } => io::ErrorKind::StorageFull,
-            Error::Damaged { .. } | Error::Missing { .. } | Error::Version { .. } => io::ErrorKind::InvalidData,
+            Error::Damaged { .. } | Error::Missing { .. } | Error::Version { .. } => {
+                io::ErrorKind::InvalidData
+            }
             Error::NotContiguous { .. } | Error::EntryTooLarge { .. } => io::ErrorKind::InvalidInput,
             Error::Locked { .. } => io::ErrorKind::ResourceBusy,
             Error::Fatal { .. } | Error::Closed | Error::Checkpoint { .. } => io::ErrorKind::Other,

@@ -161,6 +161,10 @@ impl GroupIndex {
             let slot = self.slots.pop_back();
             freed += slot.and_then(|slot| slot.payload).map_or(0, |payload| payload.len());
         }
+        if keep == 0 {
+            // During a replay the first slot may have been behind a gap, which is closed by this.
+            self.first = self.purged.map_or(0, |purged| purged.index + 1);
+        }
         self.cached = self.cached.min(self.slots.len());
         self.cached_bytes -= freed;
         freed

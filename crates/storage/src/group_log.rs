@@ -91,7 +91,8 @@ impl GroupLog {
     /// are too large, change nothing and fail.
     pub fn append(&self, entries: Vec<LogEntry>, done: Done) {
         let bytes_max = self.handle.shared.entry_bytes_max();
-        let too_large = entries.iter().map(|entry| entry.payload.len() as u64).find(|bytes| *bytes > bytes_max);
+        let too_large =
+            entries.iter().map(|entry| entry.payload.len() as u64).find(|bytes| *bytes > bytes_max);
         if let Some(bytes) = too_large {
             return done(Err(Error::EntryTooLarge { bytes, bytes_max }.into()));
         }
@@ -183,7 +184,10 @@ impl GroupLog {
     fn submit<'a>(
         &'a self,
         done: Done,
-        change: impl FnOnce(&'a Group) -> Result<(parking_lot::MutexGuard<'a, crate::group_index::GroupIndex>, Change)>,
+        change: impl FnOnce(
+            &'a Group,
+        )
+            -> Result<(parking_lot::MutexGuard<'a, crate::group_index::GroupIndex>, Change)>,
     ) {
         let queue = &self.handle.shared.queue;
         let changed = queue.admit().and_then(|()| change(&self.group));
@@ -196,7 +200,10 @@ impl GroupLog {
         match pushed {
             Ok(true) => self.handle.spawn_job(),
             Ok(false) => {}
-            Err((queued, error)) => (queued.done)(Err(error.into())),
+            Err(refused) => {
+                let (queued, error) = *refused;
+                (queued.done)(Err(error.into()));
+            }
         }
     }
 
@@ -239,7 +246,13 @@ impl GroupLog {
 }
 
 /// Reads an entry's record; `None` if it is not there.
-fn read_entry(segment: &Segment, group: GroupId, id: LogId, place: Place, bytes: u64) -> Result<Option<LogEntry>> {
+fn read_entry(
+    segment: &Segment,
+    group: GroupId,
+    id: LogId,
+    place: Place,
+    bytes: u64,
+) -> Result<Option<LogEntry>> {
     let mut record = vec![0; bytes as usize];
     let read = segment.file.read_at(&mut record, u64::from(place.offset));
     read.map_err(|source| Error::io("read", &segment.path, source))?;

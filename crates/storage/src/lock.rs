@@ -18,7 +18,7 @@ impl DirLock {
     pub fn acquire(disk: &dyn Disk, path: &Path) -> Result<DirLock> {
         let held = disk.lock(path).map_err(|source| Error::io("lock", path, source))?;
         let Some(held) = held else {
-            return Err(Error::Locked { path: path.to_owned(), pid: owner(disk, path) });
+            return Err(Error::Locked { path: disk.locate(path), pid: owner(disk, path) });
         };
         let text = format!("{}\n", std::process::id());
         let file = held.file();
@@ -50,6 +50,7 @@ mod tests {
         let Err(refused) = DirLock::acquire(&disk, path) else { panic!("two owners") };
         let text = refused.to_string();
         assert!(text.contains(&format!("process {}", std::process::id())), "{text}");
+        assert!(text.starts_with(dir.path().to_str().unwrap()), "{text}");
         drop(first);
         DirLock::acquire(&disk, path).unwrap();
     }

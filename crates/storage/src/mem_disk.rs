@@ -2,7 +2,8 @@
 //!
 //! It remembers for each file what was synced and what was not. [`crash`](MemDisk::crash) throws a seeded
 //! part of the rest away, sector by sector, as a power cut does; names that were not synced go back, too.
-//! Files opened before a crash are dead after it, so a process that "died" cannot write any more.
+//! Files opened before a crash are dead after it, and so are handles made by [`mount`](MemDisk::mount): a
+//! process that "died" cannot write any more.
 //!
 //! Deterministic: the same calls and the same seed leave the same bytes. Next: `mem_file.rs`.
 
@@ -20,6 +21,8 @@ use crate::mem_file::{Content, PAGE_BYTES, Rng};
 #[derive(Clone, Default)]
 pub struct MemDisk {
     inner: Arc<Mutex<Inner>>,
+    /// The life in which this handle works; `None` outlives crashes.
+    life: Option<u64>,
 }
 
 #[derive(Default)]
@@ -53,6 +56,12 @@ impl MemDisk {
     /// An empty disk without an end.
     pub fn new() -> MemDisk {
         MemDisk::default()
+    }
+
+    /// A handle for one process: it is dead after the next crash, like the process.
+    pub fn mount(&self) -> MemDisk {
+        let life = Some(self.inner.lock().life);
+        MemDisk { inner: self.inner.clone(), life }
     }
 
     /// Cuts the power and turns it on again. Of what was not synced, `seed` decides what survives: all,
@@ -125,6 +134,9 @@ impl MemDisk {
     fn alive(&self) -> io::Result<MutexGuard<'_, Inner>> {
         let inner = self.inner.lock();
         inner.power()?;
+        if self.life.is_some_and(|life| life != inner.life) {
+            return Err(io::Error::other("this process died in a crash"));
+        }
         Ok(inner)
     }
 }
@@ -322,7 +334,11 @@ impl MemFile {
     }
 
     /// Changes the content, if `needed_bytes` of room can be had for it.
-    fn change(&self, room: impl FnOnce(&Content) -> u64, change: impl FnOnce(&mut Content)) -> io::Result<()> {
+    fn change(
+        &self,
+        room: impl FnOnce(&Content) -> u64,
+        change: impl FnOnce(&mut Content),
+    ) -> io::Result<()> {
         let mut inner = self.inner()?;
         inner.count_change()?;
         if !self.writable {
@@ -347,7 +363,10 @@ impl DiskFile for MemFile {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        self.change(|content| content.bytes_with(offset, data.len() as u64), |content| content.write(data, offset))
+        self.change(
+            |content| content.bytes_with(offset, data.len() as u64),
+            |content| content.write(data, offset),
+        )
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -455,6 +474,16 @@ mod tests {
         file.sync_data().unwrap();
         disk.crash(1);
         assert!(disk.read(Path::new("a")).unwrap().iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_mounted_handle_dies_with_its_process() {
+        let disk = MemDisk::new();
+        let process = disk.mount();
+        process.open(Path::new("a"), Open::Create).unwrap();
+        disk.crash(0);
+        assert!(process.remove(Path::new("a")).is_err());
+        assert!(disk.mount().list(Path::new("")).is_ok());
     }
 
     #[test]

@@ -31,6 +31,8 @@ struct State {
     free: Vec<PathBuf>,
     next_epoch: u64,
     working: bool,
+    /// What went wrong beside the writer, if more room would not have helped: its disk is not to be trusted.
+    failed: Option<Error>,
     /// Nothing may be made any more: the process is about to end.
     stopped: bool,
 }
@@ -55,6 +57,7 @@ impl Pool {
             free: spares.free,
             next_epoch: spares.next_epoch,
             working: false,
+            failed: None,
             stopped: false,
         };
         let dir = dir.to_owned();
@@ -64,7 +67,7 @@ impl Pool {
 
     /// A segment to write to; the next one is made ready beside the caller.
     pub(crate) fn take(self: &Arc<Pool>) -> Result<Segment> {
-        let ready = match self.take_ready() {
+        let ready = match self.take_ready()? {
             Some(ready) => ready,
             None => {
                 let made = self.make();
@@ -78,13 +81,16 @@ impl Pool {
     }
 
     /// The segment that is ready. `None`: the caller makes one, and nobody else does meanwhile.
-    fn take_ready(&self) -> Option<Segment> {
+    fn take_ready(&self) -> Result<Option<Segment>> {
         let mut state = self.state.lock();
         while state.ready.is_none() && state.working {
             self.changed.wait(&mut state);
         }
+        if let Some(failed) = &state.failed {
+            return Err(failed.clone());
+        }
         state.working |= state.ready.is_none();
-        state.ready.take()
+        Ok(state.ready.take())
     }
 
     /// Takes back a segment that holds nothing anybody needs. Oldest first.
@@ -132,8 +138,9 @@ impl Pool {
             let idle = state.ready.is_some() && state.retired.is_empty();
             if idle || state.stopped || worked.is_err() {
                 if let Err(error) = worked {
-                    // The writer meets the same error when it needs the segment, and knows what to do.
                     tracing::warn!(%error, "cannot make a log segment ready ahead of time");
+                    // A full disk is met again by the writer when it needs the segment, and it knows what to do.
+                    state.failed = Some(error).filter(|error| !error.is_full());
                 }
                 state.working = false;
                 self.changed.notify_all();

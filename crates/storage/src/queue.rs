@@ -41,7 +41,9 @@ pub(crate) struct Queued {
 impl Queued {
     fn bytes(&self) -> usize {
         match &self.change {
-            Change::Append { entries, .. } => entries.iter().map(|entry| record_bytes(entry.payload.len())).sum(),
+            Change::Append { entries, .. } => {
+                entries.iter().map(|entry| record_bytes(entry.payload.len())).sum()
+            }
             Change::Vote(vote) => record_bytes(vote.len()),
             Change::TruncateFrom(_) | Change::Purge(_) => record_bytes(0),
         }
@@ -111,15 +113,15 @@ impl Queue {
     }
 
     /// Adds a change, or gives it back with the reason. `Ok(true)`: a job must be asked for.
-    pub(crate) fn push(&self, queued: Queued) -> Result<bool, (Queued, Error)> {
+    pub(crate) fn push(&self, queued: Queued) -> Result<bool, Box<(Queued, Error)>> {
         let bytes = queued.bytes();
         let mut state = self.state.lock();
         if let Some(fatal) = &state.fatal {
             let fatal = fatal.clone();
-            return Err((queued, fatal));
+            return Err(Box::new((queued, fatal)));
         }
         if state.closing {
-            return Err((queued, Error::Closed));
+            return Err(Box::new((queued, Error::Closed)));
         }
         state.waiting.push_back(queued);
         state.bytes += bytes;
@@ -161,7 +163,10 @@ impl Queue {
             match idle {
                 None => self.work.wait(&mut state),
                 Some(idle) => {
-                    if self.work.wait_for(&mut state, idle).timed_out() && state.waiting.is_empty() && !state.closing {
+                    if self.work.wait_for(&mut state, idle).timed_out()
+                        && state.waiting.is_empty()
+                        && !state.closing
+                    {
                         state.writer_sleeps = false;
                         return Woken::Idle;
                     }

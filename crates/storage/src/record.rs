@@ -176,9 +176,9 @@ mod tests {
             flipped[bit / 8] ^= 1 << (bit % 8);
             let seen = match Header::parse(&flipped, facts.epoch) {
                 None => true,
-                Some(header) => flipped
-                    .get(..header.unpadded_bytes())
-                    .is_none_or(|record| !header.matches(record)),
+                Some(header) => {
+                    flipped.get(..header.unpadded_bytes()).is_none_or(|record| !header.matches(record))
+                }
             };
             assert!(seen, "bit {bit}");
         }

@@ -117,7 +117,7 @@ fn follow(
     Ok(())
 }
 
-/// The oldest segment with a record; without one, the oldest.
+/// The oldest segment with a valid record anywhere in it.
 fn first_used(segments: &BTreeMap<u64, Segment>) -> Result<Option<u64>> {
     for (epoch, segment) in segments {
         if has_records(segment)? {
@@ -134,7 +134,7 @@ fn has_records(segment: &Segment) -> Result<bool> {
         return Ok(true);
     }
     let behind = scanner.behind().map_err(failed)?;
-    Ok(behind.proof.is_some())
+    Ok(behind.proof.is_some() || behind.unfinished.is_some())
 }
 
 /// Reads one segment. The epoch of the next, if this one is sealed.

@@ -74,7 +74,12 @@ impl Reserve {
         let margin = if was == RoomState::Low { 2 * self.margin_bytes } else { self.margin_bytes };
         state.room = if state.held && free >= margin { RoomState::Plenty } else { RoomState::Low };
         if was != state.room {
-            tracing::warn!(free_bytes = free, reserve_held = state.held, "room on the disk is {:?}", state.room);
+            tracing::warn!(
+                free_bytes = free,
+                reserve_held = state.held,
+                "room on the disk is {:?}",
+                state.room
+            );
         }
         state.room
     }

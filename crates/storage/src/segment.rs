@@ -111,12 +111,11 @@ impl Segment {
         };
         let failed = |source: io::Error| Error::io("prepare", &path, source);
         let file = disk.open(&source, Open::Create).map_err(failed)?;
-        if file.len().map_err(failed)? < bytes {
-            if let Err(error) = fill(&*file, bytes) {
-                // A file that could not be filled takes room that somebody needs.
-                let _ = disk.remove(&source);
-                return Err(failed(error));
-            }
+        let is_short = file.len().map_err(failed)? < bytes;
+        if is_short && let Err(error) = fill(&*file, bytes) {
+            // A file that could not be filled takes room that somebody needs.
+            let _ = disk.remove(&source);
+            return Err(failed(error));
         }
         // The page after the header is cleared too: a segment without records must look like one.
         let mut head = vec![0; 2 * DATA_START as usize];
@@ -182,7 +181,7 @@ mod tests {
         Segment::prepare(&disk, dir, Some(&free), 5, BYTES).unwrap();
 
         let path = live_path(dir, 5);
-        assert_eq!(disk.list(dir).unwrap(), [path.clone()]);
+        assert_eq!(disk.list(dir).unwrap(), std::slice::from_ref(&path));
         let again = Segment::open(&disk, &path, 5, Open::Read).unwrap();
         let mut head = [1; 100];
         again.file.read_at(&mut head, DATA_START).unwrap();

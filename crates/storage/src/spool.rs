@@ -45,7 +45,8 @@ pub(crate) fn spool(snapshot: &Snapshot, path: &Path) -> Result<Spooled> {
     let crc = crc32c::crc32c_append(CRC_SEED, &head[..12]);
     head[12..].copy_from_slice(&crc.to_le_bytes());
     file.write_at(&head, 0).map_err(failed)?;
-    let mut writer = PieceWriter { file: &*file, path, offset: FILE_HEADER_BYTES, pieces: 0, buffer: Vec::new() };
+    let mut writer =
+        PieceWriter { file: &*file, path, offset: FILE_HEADER_BYTES, pieces: 0, buffer: Vec::new() };
     let mut rows = 0u64;
     for table in snapshot.tables()? {
         snapshot.for_each(table, &mut |key, value| {
@@ -124,7 +125,11 @@ pub(crate) fn install(store: &CheckpointStore, path: &Path) -> Result<Spooled> {
 }
 
 /// Reads and verifies a spooled file, piece by piece.
-fn read(store: &CheckpointStore, path: &Path, on_rows: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<Spooled> {
+fn read(
+    store: &CheckpointStore,
+    path: &Path,
+    on_rows: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<Spooled> {
     let failed = |source| Error::io("read", path, source);
     let file = store.disk().open(path, Open::Read).map_err(failed)?;
     let length = file.len().map_err(failed)?;

@@ -93,7 +93,8 @@ mod tests {
 
     #[test]
     fn a_latency_falls_into_the_first_bucket_that_holds_it() {
-        for (micros, expected) in [(0, 0), (16, 0), (17, 1), (32, 1), (33, 2), (1_000, 6), (u64::MAX / 2, 17)] {
+        for (micros, expected) in [(0, 0), (16, 0), (17, 1), (32, 1), (33, 2), (1_000, 6), (u64::MAX / 2, 17)]
+        {
             let found = bucket(micros);
             assert_eq!(found, expected, "{micros}");
             assert!(LogStats::bucket_micros(found).is_none_or(|bound| micros <= bound));

@@ -58,6 +58,8 @@ pub(crate) struct Writer {
     /// How many entries of the first taken change are in records already.
     written: usize,
     completing: Vec<Done>,
+    /// Where the entries of one change went; kept for its memory.
+    places: Vec<Place>,
     /// Groups whose purges wait for the sync: the first index that stays.
     purges: Vec<(GroupId, u64)>,
     /// Said anew at the start of each segment, so that no old one is needed for them.
@@ -99,6 +101,7 @@ impl Writer {
             taken: VecDeque::new(),
             written: 0,
             completing: Vec::new(),
+            places: Vec::new(),
             purges: Vec::new(),
             states: start.states,
         }
@@ -199,22 +202,22 @@ impl Writer {
     }
 
     fn append(&mut self, group: &Group, entries: &[LogEntry], turn: u32) -> Result<()> {
-        let mut places = Vec::new();
-        let outcome = self.append_from(group.id, &entries[self.written..], &mut places);
+        self.places.clear();
+        let rest = &entries[self.written..];
+        let outcome = self.append_rest(group.id, rest);
         let mut index = group.index.lock();
-        for (entry, place) in entries[self.written..].iter().zip(&places) {
+        for (entry, place) in rest.iter().zip(&self.places) {
             index.set_place(entry.index, turn, *place);
         }
         drop(index);
-        self.written = if outcome.is_ok() { 0 } else { self.written + places.len() };
+        self.written = if outcome.is_ok() { 0 } else { self.written + self.places.len() };
         outcome
     }
 
-    fn append_from(&mut self, group: GroupId, entries: &[LogEntry], places: &mut Vec<Place>) -> Result<()> {
-        places.reserve_exact(entries.len());
-        for entry in entries {
+    fn append_rest(&mut self, group: GroupId, rest: &[LogEntry]) -> Result<()> {
+        for entry in rest {
             let offset = self.put(Kind::Entry, group, entry.id(), &entry.payload)?;
-            places.push(place(&self.segment, offset));
+            self.places.push(place(&self.segment, offset));
             self.shared.table.lock().active().holds(group, entry.index);
         }
         Ok(())
@@ -326,13 +329,21 @@ impl Writer {
                 table.purged(group, first);
             }
         }
-        // Not under the lock: without threads, the pool works here.
-        loop {
-            let unneeded = self.shared.table.lock().pop_unneeded();
-            let Some(segment) = unneeded else { break };
-            self.pool.retire(segment);
+        // A segment that ended in the middle of something may not say all votes and purges anew; until it is
+        // sealed, older ones may be the only ones that do.
+        if !self.must_roll {
+            self.retire_unneeded();
         }
         self.shared.evict();
+    }
+
+    fn retire_unneeded(&self) {
+        loop {
+            // The lock ends here: without threads, the pool works in `retire`.
+            let unneeded = self.shared.table.lock().pop_unneeded();
+            let Some(segment) = unneeded else { return };
+            self.pool.retire(segment);
+        }
     }
 
     /// Says that all before is synced. Not synced itself: if it is lost, nothing is.
@@ -385,7 +396,9 @@ impl Writer {
         let was = self.shared.out_of_room.swap(stalled, Relaxed);
         if stalled && !was {
             self.shared.counters.stalls.fetch_add(1, Relaxed);
-            tracing::error!("no room on the disk for another log segment: nothing is acknowledged until there is");
+            tracing::error!(
+                "no room on the disk for another log segment: nothing is acknowledged until there is"
+            );
         }
         if was && !stalled {
             self.shared.queue.bound();

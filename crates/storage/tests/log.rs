@@ -1,4 +1,5 @@
 //! What the log promises, one promise per test, on a disk in memory.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 
@@ -60,10 +61,13 @@ fn entries_can_be_read_before_they_are_on_the_disk_and_are_done_only_after() {
     let done = Arc::new(AtomicU64::new(0));
     for index in 0..10 {
         let done = done.clone();
-        one.append(vec![entry(index, 10)], Box::new(move |outcome| {
-            outcome.unwrap();
-            done.fetch_add(1, Relaxed);
-        }));
+        one.append(
+            vec![entry(index, 10)],
+            Box::new(move |outcome| {
+                outcome.unwrap();
+                done.fetch_add(1, Relaxed);
+            }),
+        );
     }
     assert_eq!(one.read(0..10).unwrap(), entries(0..10, 10));
     assert_eq!(done.load(Relaxed), 0);
@@ -297,7 +301,8 @@ fn a_failed_sync_fails_everything_from_then_on() {
         let (log, _) = opened.unwrap();
         let one = group(&log, 1);
         disk.fail_sync(failing);
-        let outcomes: Vec<_> = (0..5).map(|at| outcome(|done| one.append(entries(at..at + 1, 9), done)).is_ok()).collect();
+        let outcomes: Vec<_> =
+            (0..5).map(|at| outcome(|done| one.append(entries(at..at + 1, 9), done)).is_ok()).collect();
         let expected: Vec<_> = (0..5).map(|at| at < failing).collect();
         assert_eq!(outcomes, expected);
         assert_eq!(fatal.load(Relaxed), 1, "the hook runs once");
@@ -321,10 +326,13 @@ fn a_full_disk_stalls_the_log_and_room_lets_it_go_on() {
     let done = Arc::new(AtomicU64::new(0));
     for index in 0..30 {
         let done = done.clone();
-        one.append(entries(index..index + 1, 2000), Box::new(move |outcome| {
-            outcome.unwrap();
-            done.fetch_add(1, Relaxed);
-        }));
+        one.append(
+            entries(index..index + 1, 2000),
+            Box::new(move |outcome| {
+                outcome.unwrap();
+                done.fetch_add(1, Relaxed);
+            }),
+        );
     }
     let written = done.load(Relaxed);
     assert!((8..14).contains(&written), "{written}");
@@ -352,7 +360,7 @@ fn the_reserve_is_used_before_the_log_stalls() {
     options.reserve = Some(Arc::new(reserve));
     let (log, _) = Log::open(shared, Path::new(DIR), options, Arc::new(InlineExecutor)).unwrap();
     let one = group(&log, 1);
-    for index in 0..22 {
+    for index in 0..20 {
         append(&one, entries(index..index + 1, 2000));
     }
     assert_eq!(log.stats().segments, 4);

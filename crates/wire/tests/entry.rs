@@ -1,6 +1,8 @@
 //! Entries and their commands as bytes: what goes in comes out, what came out once comes out for ever,
 //! and what is no entry is an error.
 
+#![allow(clippy::unwrap_used, reason = "in a test a failure is a panic")]
+
 use bytes::{Bytes, BytesMut};
 use model::catalog::{CatalogCommand, ClusterFacts};
 use model::command::{
@@ -302,13 +304,9 @@ fn what_was_written_once_decodes_for_ever() {
 #[test]
 fn the_bytes_of_version_1_have_not_changed() {
     let today = written_today();
-    if std::env::var_os("PRINT_FIXTURES").is_some() {
-        let lines: String = today.iter().map(|(name, bytes)| format!("{name} {}\n", to_hex(bytes))).collect();
-        panic!("the bytes written today:\n{lines}");
-    }
-    for (name, bytes) in today {
-        assert_eq!(to_hex(&bytes), to_hex(&fixture(&name)), "{name}");
-    }
+    // A new kind is added to the fixture by hand, from what this says.
+    let lines: String = today.iter().map(|(name, bytes)| format!("{name} {}\n", to_hex(bytes))).collect();
+    assert_eq!(lines, FIXTURE);
 }
 
 #[test]

@@ -122,7 +122,7 @@ async fn an_atomic_request_is_all_or_none_in_one_shard() {
     assert_eq!(node.enqueue(spread, true).await.unwrap_err(), Error::NotOneShard);
     let unique = || TaskSpec { unique: Some(("u".to_owned(), UniqueUntil::Final)), ..task("reports") };
     let refused = node.enqueue(vec![task("reports"), unique(), unique()], true).await;
-    assert_eq!(refused.unwrap_err().code(), "not_atomic");
+    assert_eq!(refused.unwrap_err().code(), "not_unique");
     assert_eq!(depth(&node, "reports", StateKind::Ready).await, 0);
     node.stop().await.unwrap();
 }

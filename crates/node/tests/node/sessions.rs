@@ -1,8 +1,10 @@
 //! Workers that live, fall silent, leave and are removed.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use model::{FreedReason, Millis, StateKind};
+use model::{FreedReason, Millis, StateKind, WallTime};
 use node::Error;
 use node::call::{ClaimCall, WorkerFacts, WorkerState};
 
@@ -209,5 +211,47 @@ async fn a_passed_deadline_is_one_event_with_its_worker() {
     };
     assert_eq!(passed.worker, Some(worker("w1")));
     eventually("both are free", || async { depth(&node, "mail", StateKind::Ready).await == 2 }).await;
+    node.stop().await.unwrap();
+}
+
+/// A clock that can be set forward, as after a process stood still.
+struct Late {
+    clock: node::SystemClock,
+    late_ms: AtomicU64,
+}
+
+impl node::Clock for Late {
+    fn elapsed(&self) -> Millis {
+        Millis(self.clock.elapsed().0 + self.late_ms.load(Ordering::SeqCst))
+    }
+
+    fn wall(&self) -> WallTime {
+        self.clock.wall().after(Millis(self.late_ms.load(Ordering::SeqCst)))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stood_still_gives_its_workers_time_to_be_heard() {
+    let clock = Arc::new(Late { clock: node::SystemClock::new(), late_ms: AtomicU64::new(0) });
+    let node =
+        node::Node::start(config(&node::MemDisk::new()), clock.clone(), Arc::new(node::ThreadExecutor));
+    let node = node.await.unwrap();
+    enqueue(&node, task("mail")).await;
+    let session = register(&node, "w1").await;
+    let call = ClaimCall {
+        session: Some(session),
+        hold: Some(Millis::hours(1)),
+        ..claim_call("mail", 1, Millis(0))
+    };
+    let held = node.claim(call).await.unwrap().value;
+    clock.late_ms.store(60_000, Ordering::SeqCst);
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(1) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(node.worker(&worker("w1")).unwrap().state, WorkerState::Running);
+    }
+    let running = vec![(held[0].id, held[0].fence)];
+    node.beat(&worker("w1"), session, running).await.unwrap();
+    assert_eq!(ack(&node, &held[0]).await.unwrap().state, StateKind::Done);
     node.stop().await.unwrap();
 }

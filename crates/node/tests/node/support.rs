@@ -8,13 +8,16 @@ use bytes::Bytes;
 use model::command::ClaimQueue;
 use model::{KindName, Millis, QueueName, SessionId, TaskId, WorkerName};
 use node::call::{AckCall, Claim, ClaimCall, FailCall, TaskSpec, WorkerFacts};
-use node::{Error, MemDisk, Node, NodeConfig, SystemClock, ThreadExecutor};
+use node::{Error, LogOptions, MemDisk, Node, NodeConfig, SystemClock, ThreadExecutor};
 
 /// How long a condition may take to come true on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn config(disk: &MemDisk) -> NodeConfig {
-    NodeConfig { shards: Some(4), disk_reserve_bytes: 0, ..NodeConfig::new(Arc::new(disk.clone())) }
+    // A killed node's threads may still try to write to a disk that is not theirs any more.
+    let log =
+        LogOptions { segment_bytes: 4 * 1024 * 1024, on_fatal: Arc::new(|_| {}), ..LogOptions::default() };
+    NodeConfig { shards: Some(4), disk_reserve_bytes: 0, log, ..NodeConfig::new(Arc::new(disk.clone())) }
 }
 
 pub(crate) async fn start_with(config: NodeConfig) -> Result<Node, Error> {

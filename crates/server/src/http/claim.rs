@@ -9,11 +9,11 @@ use wire::http::enqueue::check_hold;
 use wire::http::{Invalid, Problem, parse};
 
 use super::Reply;
-use super::claims_body::{Undelivered, body, on_wire};
+use super::claims_body::{Undelivered, body, on_wire, room};
 use crate::app::App;
 use crate::body::Whole;
 use crate::problem::Refusal;
-use crate::reply::{Indexes, to_bytes, with_body};
+use crate::reply::{Indexes, to_bytes_in, with_body};
 
 /// Claims ready tasks, waiting for the first one if asked to; or one task by its id.
 #[utoipa::path(
@@ -24,12 +24,14 @@ use crate::reply::{Indexes, to_bytes, with_body};
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn claim(State(app): State<App>, request: Whole) -> Reply {
-    let request: ClaimRequest<'_> = parse::one(request.text()?)?;
-    let ask = Ask::new(&request)?;
+pub(crate) async fn claim(State(app): State<App>, whole: Whole) -> Reply {
+    let ask = Ask::new(&parse::one(whole.text()?)?)?;
+    // A claim may wait for a minute: its bytes need not.
+    drop(whole);
     let undelivered = ask.undelivered();
     let answer = ask.call(&app).await?;
-    let bytes = to_bytes(&ClaimReply { claims: answer.value.iter().map(on_wire).collect() });
+    let claims = ClaimReply { claims: answer.value.iter().map(on_wire).collect() };
+    let bytes = to_bytes_in(room(&answer.value), &claims);
     let mut response = with_body(StatusCode::OK, body(bytes, answer.value, undelivered, &app.node));
     Indexes::from(answer.indexes).put(&mut response);
     Ok(response)

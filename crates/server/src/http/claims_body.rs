@@ -39,6 +39,12 @@ pub(super) fn on_wire(claim: &call::Claim) -> Claim<'_> {
     }
 }
 
+/// About how many bytes these claims take on the wire.
+pub(super) fn room(claims: &[call::Claim]) -> usize {
+    const FACTS: usize = 448;
+    claims.iter().map(|claim| FACTS + claim.envelope.payload.len()).sum()
+}
+
 /// What of an envelope stands in JSON.
 pub(super) struct Parts<'a> {
     pub(super) payload: Option<&'a RawValue>,

@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
+use model::NodeId;
 use node::info::{ClusterInfo, GroupLine, Health, ShardLine};
 use wire::http::Time;
 use wire::http::cluster::{
@@ -42,16 +43,18 @@ fn reply(app: &App, info: &ClusterInfo) -> ClusterReply {
             .iter()
             .map(|node| ClusterNodeReply {
                 id: node.id.0,
-                // Only this node's own address is known here.
-                address: (node.id == app.node.id())
-                    .then(|| app.config.listen.to_string())
-                    .unwrap_or_default(),
+                address: address(app, node.id),
                 state: node.state.to_owned(),
                 leads: node.leads as u64,
             })
             .collect(),
         shards: info.shards.iter().map(shard).collect(),
     }
+}
+
+/// Where a node listens. Only this one's own address is known here.
+fn address(app: &App, node: NodeId) -> String {
+    if node == app.node.id() { app.config.listen.to_string() } else { String::new() }
 }
 
 fn shard(line: &ShardLine) -> ShardReply {

@@ -15,7 +15,7 @@ use super::Reply;
 use crate::app::App;
 use crate::body::{At, IdempotencyKey, Whole};
 use crate::problem::{Refusal, problem_of};
-use crate::reply::{Indexes, written};
+use crate::reply::{Indexes, written, written_many};
 
 /// Enqueues a task, or many.
 ///
@@ -78,8 +78,8 @@ async fn many(app: &App, specs: Vec<TaskSpec>, atomic: bool) -> Reply {
         Ok(enqueued) => Outcome::Done(reply(enqueued)),
         Err(error) => Outcome::Refused { error: problem_of(error) },
     };
-    let results = Results { results: answer.value.iter().map(outcome).collect() };
-    Ok(written(StatusCode::OK, &results, &Indexes::from(answer.indexes)))
+    let results = answer.value.iter().map(outcome).collect();
+    Ok(written_many(results, &Indexes::from(answer.indexes)))
 }
 
 fn reply(enqueued: &Enqueued) -> EnqueueReply {

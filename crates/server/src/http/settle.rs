@@ -17,12 +17,12 @@ use wire::http::{Id, Invalid, OneOrMany, Outcome, Problem, Results, State as Tas
 
 use super::Reply;
 use super::claim::Ask;
-use super::claims_body::{Undelivered, body, on_wire};
+use super::claims_body::{Undelivered, body, on_wire, room};
 use super::enqueue::{nth, spec};
 use crate::app::App;
 use crate::body::Whole;
 use crate::problem::{Refusal, problem_of};
-use crate::reply::{Indexes, to_bytes, with_body, written};
+use crate::reply::{Indexes, OUTCOME_BYTES, to_bytes_in, with_body, written, written_many};
 
 /// Says that a task is done, or many; may claim the next in the same call.
 ///
@@ -87,24 +87,28 @@ async fn ack_one(app: &App, call: AckCall, ask: Option<Ask>) -> Reply {
     }
     let undelivered = ask.undelivered();
     let (claims, claim_error) = claimed(app, ask, &mut indexes).await;
-    let bytes = to_bytes(&AckAndClaimReply {
-        id: settled.map(|settled| Id(settled.id)),
-        state: settled.map(|settled| TaskState(settled.state)),
-        error,
-        claims: claims.iter().map(on_wire).collect(),
-        claim_error,
-    });
+    let bytes = to_bytes_in(
+        room(&claims),
+        &AckAndClaimReply {
+            id: settled.map(|settled| Id(settled.id)),
+            state: settled.map(|settled| TaskState(settled.state)),
+            error,
+            claims: claims.iter().map(on_wire).collect(),
+            claim_error,
+        },
+    );
     Ok(with_claims(app, bytes, claims, undelivered, &indexes))
 }
 
 async fn ack_many(app: &App, calls: Vec<AckCall>, ask: Option<Ask>) -> Reply {
     let mut indexes = Indexes::default();
     let results = outcomes(app.node.ack(calls).await, done, &mut indexes);
-    let Some(ask) = ask else { return Ok(written(StatusCode::OK, &Results { results }, &indexes)) };
+    let Some(ask) = ask else { return Ok(written_many(results, &indexes)) };
     let undelivered = ask.undelivered();
     let (claims, claim_error) = claimed(app, ask, &mut indexes).await;
     let claims_on_wire = claims.iter().map(on_wire).collect();
-    let bytes = to_bytes(&AckManyAndClaimReply { results, claims: claims_on_wire, claim_error });
+    let room = room(&claims) + results.len() * OUTCOME_BYTES;
+    let bytes = to_bytes_in(room, &AckManyAndClaimReply { results, claims: claims_on_wire, claim_error });
     Ok(with_claims(app, bytes, claims, undelivered, &indexes))
 }
 
@@ -242,7 +246,7 @@ fn one<T, R: Serialize>(mut answers: Answers<T>, reply: impl Fn(&T) -> R) -> Rep
 fn many<T, R: Serialize>(answers: Answers<T>, reply: impl Fn(&T) -> R) -> Reply {
     let mut indexes = Indexes::default();
     let results = outcomes(answers, reply, &mut indexes);
-    Ok(written(StatusCode::OK, &Results { results }, &indexes))
+    Ok(written_many(results, &indexes))
 }
 
 fn outcomes<T, R>(answers: Answers<T>, reply: impl Fn(&T) -> R, indexes: &mut Indexes) -> Vec<Outcome<R>> {

@@ -49,7 +49,10 @@ impl Reply {
         assert_eq!(self.headers["content-type"], "application/problem+json", "{text}");
         assert_eq!(self.json["status"], status, "{text}");
         assert_eq!(self.json["type"], format!("urn:windlass:error:{code}"), "{text}");
-        assert!(self.json["title"].is_string() && !self.json["detail"].as_str().unwrap().is_empty(), "{text}");
+        assert!(
+            self.json["title"].is_string() && !self.json["detail"].as_str().unwrap().is_empty(),
+            "{text}"
+        );
     }
 
     pub fn index(&self) -> &str {
@@ -61,7 +64,10 @@ pub async fn start() -> Harness {
     start_with(|_| {}, |_| {}).await
 }
 
-pub async fn start_with(node: impl FnOnce(&mut NodeConfig), server: impl FnOnce(&mut ServerConfig)) -> Harness {
+pub async fn start_with(
+    node: impl FnOnce(&mut NodeConfig),
+    server: impl FnOnce(&mut ServerConfig),
+) -> Harness {
     let dir = tempfile::tempdir().unwrap();
     let disk = RealDisk::new(dir.path()).unwrap();
     let mut config = NodeConfig::new(Arc::new(disk));
@@ -89,12 +95,19 @@ impl Harness {
 
     pub async fn open(&self, request: Request<Full<Bytes>>) -> hyper::Response<Incoming> {
         let stream = TcpStream::connect(self.addr).await.unwrap();
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         sender.send_request(request).await.unwrap()
     }
 
-    pub async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Reply {
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Reply {
         let mut request = Request::builder().method(method).uri(path).header("host", self.addr.to_string());
         for (name, value) in headers {
             request = request.header(*name, *value);

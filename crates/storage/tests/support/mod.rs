@@ -10,13 +10,15 @@ use bytes::Bytes;
 use model::GroupId;
 use parking_lot::Mutex;
 use storage::executor::Work;
-use storage::{Done, Executor, GroupLog, InlineExecutor, Log, LogEntry, LogId, LogOptions, MemDisk, Recovered, Result};
+use storage::{
+    Done, Executor, GroupLog, InlineExecutor, Log, LogEntry, LogId, LogOptions, MemDisk, Recovered, Result,
+};
 
-pub const DIR: &str = "log";
-pub const SEGMENT_BYTES: u64 = 16 * 1024;
+pub(crate) const DIR: &str = "log";
+pub(crate) const SEGMENT_BYTES: u64 = 16 * 1024;
 
 /// Small segments, and a process that survives its disk.
-pub fn options() -> LogOptions {
+pub(crate) fn options() -> LogOptions {
     LogOptions {
         segment_bytes: SEGMENT_BYTES,
         cache_bytes: 4096,
@@ -26,29 +28,29 @@ pub fn options() -> LogOptions {
     }
 }
 
-pub fn try_open(disk: &MemDisk) -> Result<(Log, Recovered)> {
+pub(crate) fn try_open(disk: &MemDisk) -> Result<(Log, Recovered)> {
     Log::open(Arc::new(disk.clone()), Path::new(DIR), options(), Arc::new(InlineExecutor))
 }
 
-pub fn open(disk: &MemDisk) -> Log {
+pub(crate) fn open(disk: &MemDisk) -> Log {
     try_open(disk).unwrap().0
 }
 
-pub fn entry(index: u64, bytes: usize) -> LogEntry {
+pub(crate) fn entry(index: u64, bytes: usize) -> LogEntry {
     let payload = Bytes::from(vec![(index % 251) as u8 + 1; bytes]);
     LogEntry { index, term: 1, node: 7, payload }
 }
 
-pub fn entries(range: std::ops::Range<u64>, bytes: usize) -> Vec<LogEntry> {
+pub(crate) fn entries(range: std::ops::Range<u64>, bytes: usize) -> Vec<LogEntry> {
     range.map(|index| entry(index, bytes)).collect()
 }
 
-pub fn id(index: u64) -> LogId {
+pub(crate) fn id(index: u64) -> LogId {
     LogId { term: 1, node: 7, index }
 }
 
 /// The outcome of a call whose `done` has been called by now.
-pub fn outcome(call: impl FnOnce(Done)) -> io::Result<()> {
+pub(crate) fn outcome(call: impl FnOnce(Done)) -> io::Result<()> {
     let seen = Arc::new(Mutex::new(None));
     let slot = seen.clone();
     call(Box::new(move |outcome| *slot.lock() = Some(outcome)));
@@ -56,26 +58,26 @@ pub fn outcome(call: impl FnOnce(Done)) -> io::Result<()> {
     outcome.expect("without threads a call is complete at return")
 }
 
-pub fn append(log: &GroupLog, entries: Vec<LogEntry>) {
+pub(crate) fn append(log: &GroupLog, entries: Vec<LogEntry>) {
     outcome(|done| log.append(entries, done)).unwrap();
 }
 
-pub fn purge(log: &GroupLog, index: u64) {
+pub(crate) fn purge(log: &GroupLog, index: u64) {
     outcome(|done| log.purge_upto(id(index), done)).unwrap();
 }
 
-pub fn group(log: &Log, number: u16) -> GroupLog {
+pub(crate) fn group(log: &Log, number: u16) -> GroupLog {
     log.group(GroupId(number))
 }
 
 /// Keeps jobs until they are asked for, so that several changes gather.
 #[derive(Clone, Default)]
-pub struct ManualExecutor {
+pub(crate) struct ManualExecutor {
     jobs: Arc<Mutex<VecDeque<Work>>>,
 }
 
 impl ManualExecutor {
-    pub fn run(&self) {
+    pub(crate) fn run(&self) {
         loop {
             let job = self.jobs.lock().pop_front();
             let Some(job) = job else { return };

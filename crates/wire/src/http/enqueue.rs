@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::parse::{Invalid, at_most};
+use super::parse::{Invalid, at_most, object_or_null};
 use super::text::{Pairs, Text};
 use super::time::Time;
 use super::value::{Id, Ms, State};
@@ -72,7 +72,7 @@ pub struct TaskRequest<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold_ms: Option<Ms>,
     /// Its retries; the queue's policy fills in the rest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "object_or_null", skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryRequest>,
     /// Not claimed later than so long from now.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,7 +81,7 @@ pub struct TaskRequest<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retention_ms: Option<Ms>,
     /// Only one task at a time has this key.
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow, default, deserialize_with = "object_or_null", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<UniqueRequest>)]
     pub unique: Option<UniqueRequest<'a>>,
 }
@@ -368,6 +368,7 @@ mod tests {
             ("an unknown field", r#"{"kind":"k","nope":1}"#.to_owned()),
             ("a kind of the wrong type", r#"{"kind":7}"#.to_owned()),
             ("a field twice", r#"{"kind":"k","kind":"k"}"#.to_owned()),
+            ("a list for retry", r#"{"kind":"k","retry":[1,1,1,1]}"#.to_owned()),
             ("a negative delay", r#"{"kind":"k","delay_ms":-1}"#.to_owned()),
             ("an absurd delay", r#"{"kind":"k","delay_ms":99999999999999}"#.to_owned()),
             ("run_at beyond 9999", r#"{"kind":"k","run_at":"+010000-01-01T00:00:00Z"}"#.to_owned()),

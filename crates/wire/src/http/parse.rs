@@ -6,7 +6,8 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use model::{InvalidName, limits};
-use serde::de::{self, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -40,7 +41,47 @@ pub fn text(body: &[u8]) -> Result<&str, Invalid> {
 
 /// Reads one request.
 pub fn one<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Invalid> {
-    serde_json::from_str(text).map_err(|error| not_json(text, &error))
+    read(text).map_err(|error| not_json(text, &error))
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, serde_json::Error> {
+    serde_json::from_str(text).map(|Object(value)| value)
+}
+
+/// A value that was written as an object. Without it a list of values in the order of the fields would pass
+/// for one, and mean something else after the next field was added.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        object(deserializer).map(Object)
+    }
+}
+
+/// Reads a value that must be an object. For `deserialize_with`.
+pub fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    deserializer.deserialize_map(ObjectVisitor(PhantomData))
+}
+
+/// The same, but `null` is nothing. For `deserialize_with`, together with `default`.
+pub fn object_or_null<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    Option::<Object<T>>::deserialize(deserializer).map(|given| given.map(|Object(value)| value))
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(fields))
+    }
 }
 
 /// A request or a reply about one thing, or about many.
@@ -62,7 +103,7 @@ where
     if first_field_is(text, many) {
         return one(text).map(OneOrMany::Many);
     }
-    match serde_json::from_str(text) {
+    match read(text) {
         Ok(one) => Ok(OneOrMany::One(one)),
         Err(_) if has_field(text, many) => one(text).map(OneOrMany::Many),
         Err(error) => Err(not_json(text, &error)),
@@ -81,7 +122,7 @@ fn has_field(text: &str, name: &str) -> bool {
     serde_json::from_str::<BTreeMap<String, &RawValue>>(text).is_ok_and(|fields| fields.contains_key(name))
 }
 
-/// Reads a list and stops at the first item over `MAX`, so that a long one costs no memory.
+/// Reads a list of objects and stops at the first item over `MAX`, so that a long one costs no memory.
 ///
 /// For `deserialize_with`.
 pub fn at_most<'de, const MAX: usize, T: Deserialize<'de>, D: Deserializer<'de>>(
@@ -101,7 +142,7 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
         let mut list = Vec::new();
-        while let Some(item) = items.next_element()? {
+        while let Some(Object(item)) = items.next_element()? {
             if list.len() == MAX {
                 return Err(de::Error::custom(format_args!(
                     "a list has more than {MAX} items: split it over several requests"
@@ -189,6 +230,13 @@ mod tests {
     fn bytes_that_are_not_utf8_are_refused_with_their_place() {
         let error = text(b"{\"a\":\"\xff\"}").unwrap_err();
         assert!(error.0.contains("byte 6"), "{error}");
+    }
+
+    #[test]
+    fn a_list_of_values_does_not_pass_for_an_object() {
+        let read = |text| one_or_many::<One, Many>(text, "acks");
+        assert!(read(r#"["a"]"#).unwrap_err().0.contains("expected a JSON object"));
+        assert!(read(r#"[[{"token":"a"}]]"#).is_err());
     }
 
     #[test]

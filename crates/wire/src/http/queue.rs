@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::enqueue::{check_attempts, check_backoff, check_hold};
-use super::parse::Invalid;
+use super::parse::{Invalid, object_or_null};
 use super::value::Ms;
 
 /// All queues.
@@ -138,7 +138,7 @@ pub struct PolicyRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold_ms: Option<Ms>,
     /// Retries, unless the task says otherwise.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "object_or_null", skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicyRequest>,
     /// How long an ended task stays readable.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -503,6 +503,7 @@ mod tests {
             ("a short hold", r#"{"hold_ms":1}"#),
             ("a negative retention", r#"{"retention_ms":-1}"#),
             ("attempts 0", r#"{"retry":{"attempts":0}}"#),
+            ("a list for retry", r#"{"retry":[1,1,1,1]}"#),
             ("2 shards", r#"{"shards":2}"#),
             ("some shards", r#"{"shards":"some"}"#),
             ("no tasks", r#"{"tasks_max":0}"#),

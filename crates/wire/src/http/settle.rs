@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use super::claim::{Claim, ClaimRequest};
 use super::enqueue::TaskRequest;
-use super::parse::{Invalid, at_most};
+use super::parse::{Invalid, at_most, object_or_null};
 use super::problem::Problem;
 use super::text::Text;
 use super::time::Time;
@@ -38,7 +38,7 @@ pub struct AckRequest<'a> {
     #[schema(value_type = Vec<TaskRequest>)]
     pub then: Vec<TaskRequest<'a>>,
     /// Claims the next in the same call. Not inside `acks`: there it stands beside the list.
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow, default, deserialize_with = "object_or_null", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<ClaimRequest>)]
     pub claim: Option<ClaimRequest<'a>>,
 }
@@ -52,7 +52,7 @@ pub struct AckManyRequest<'a> {
     #[schema(value_type = Vec<AckRequest>)]
     pub acks: Vec<AckRequest<'a>>,
     /// Claims the next in the same call.
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow, default, deserialize_with = "object_or_null", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<ClaimRequest>)]
     pub claim: Option<ClaimRequest<'a>>,
 }
