@@ -34,6 +34,9 @@ pub(crate) struct Options {
     /// Windlass alone
     #[arg(long)]
     alone: bool,
+    /// Shows how many records and syncs the log had for each run
+    #[arg(long)]
+    details: bool,
     /// A JSON file for the figures
     #[arg(long)]
     out: Option<std::path::PathBuf>,
@@ -63,6 +66,9 @@ pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<
             let dir = tempfile::tempdir_in(data)?;
             let server = Server::windlass(binary, dir.path(), options.shards)?;
             ours.push(rate(work, windlass(server.address, work).await?));
+            if options.details {
+                details(&server).await?;
+            }
             drop(server);
             if !options.alone {
                 let dir = tempfile::tempdir_in(data)?;
@@ -78,6 +84,24 @@ pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<
     if let Some(path) = options.out {
         std::fs::write(path, serde_json::to_string_pretty(&figures)? + "\n")?;
     }
+    Ok(())
+}
+
+async fn details(server: &Server) -> Result<()> {
+    let mut connection = http::Connection::open(server.address).await?;
+    let metrics = String::from_utf8_lossy(connection.get("/metrics").await?).into_owned();
+    let wanted = [
+        "windlass_log_records_total",
+        "windlass_log_sync_seconds_count",
+        "windlass_log_sync_seconds_sum",
+        "windlass_log_bytes_total",
+        "windlass_checkpoint",
+        "windlass_shard_stall",
+    ];
+    for line in metrics.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name))) {
+        eprintln!("  {line}");
+    }
+    eprintln!("  {} MB RSS", server.rss()? / 1_000_000);
     Ok(())
 }
 

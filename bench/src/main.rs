@@ -3,7 +3,7 @@
 //! `lifecycle`: enqueue, claim, ack over HTTP with fsync, beside Redis with its log synced at every
 //! write. `depth`: what a million waiting tasks cost in memory, and how fast a restart is.
 
-#![allow(clippy::print_stdout, reason = "a report is what this program is for")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a report is what this program is for")]
 
 mod depth;
 mod http;

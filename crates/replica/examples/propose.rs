@@ -16,6 +16,10 @@ use replica::{Replica, ReplicaConfig, SystemClock};
 use state_machine::Shard;
 use storage::{CheckpointStore, Disk, Executor, Log, LogOptions, RealDisk, ThreadExecutor, checkpoint_path};
 
+// As in the binary: the standard allocator's locks are felt here.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const GROUPS: u16 = 4;
 
 fn argument(n: usize, default: u64) -> u64 {

@@ -6,7 +6,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use model::{Claimed, Position, Rejection, TaskId};
@@ -55,7 +54,6 @@ pub(crate) fn apply<M: Codec>(
             Some(responder)
         }
     };
-    shared.applied_index.store(index, Ordering::Release);
     shared.applied.notify_one();
     if let Some(Some(responder)) = outcome {
         responder.send(Outcome::nothing());
@@ -178,7 +176,7 @@ fn fill_in<M: Codec>(
     missing: &[(usize, usize, TaskId)],
 ) {
     let keys: Vec<_> = missing.iter().map(|(_, _, task)| tables::key(*task)).collect();
-    let rows = shared.store.get_many(tables::KEPT, &keys).unwrap_or_else(|error| {
+    let rows = shared.store().and_then(|store| store.get_many(tables::KEPT, &keys)).unwrap_or_else(|error| {
         tracing::error!(group = %shared.group, %error, "cannot read envelopes of claimed tasks");
         vec![None; keys.len()]
     });

@@ -2,28 +2,26 @@
 //!
 //! The machine stands still for a slice at a time, never for the whole. When it is on disk the engine is
 //! told that it has a snapshot, and the log before it may go. Under load the pause between checkpoints
-//! grows: tasks that live shorter than that never reach the disk. Next: `keep`, `storage::checkpoint`.
+//! grows: tasks that live shorter than that never reach the disk. Next: `keep`, `records`,
+//! `storage::checkpoint`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::limits::HISTORY_MAX;
+use hashbrown::HashMap;
 use model::{Millis, TaskId};
-use prost::Message;
+use state_machine::Change;
 use storage::Batch;
 use tokio::sync::{Mutex, oneshot, watch};
 use tokio::time::{Instant, sleep};
-use wire::entry::{CheckpointHead, LogId as LogIdMessage};
-use wire::history::{KeptMessage, LineMessage};
 
 use crate::codec::Codec;
 use crate::error::{Error, Result};
-use crate::keep::{self, News, Writing};
+use crate::keep::{self, Writing};
 use crate::machine_store::Checkpointed;
 use crate::propose::Raft;
-use crate::shared::Shared;
-use crate::tables;
-use crate::type_config::{LogId, membership_to_message};
+use crate::records;
+use crate::shared::{Core, Shared};
 
 /// The pause between checkpoints when little changes.
 pub const CHECKPOINT_INTERVAL_DEFAULT: Millis = Millis(500);
@@ -36,7 +34,7 @@ const LOG_BYTES_MAX: u64 = 128 * 1024 * 1024;
 /// How often a long pause looks whether it should end.
 const BUSY_LOOK: Duration = Duration::from_millis(100);
 /// Records encoded, or envelopes cached, per hold of the lock.
-const SLICE_RECORDS: usize = 1_000;
+const SLICE_RECORDS: usize = 500;
 /// How long to wait before a checkpoint that did not fit on the disk is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -51,8 +49,11 @@ pub(crate) struct Checkpointer<M: Codec> {
 
 /// Everything that one checkpoint writes.
 struct Cut {
-    batch: Batch,
+    /// What the machine changed.
+    changes: Vec<Change>,
+    /// What came of tasks beside that.
     writing: Writing,
+    hash: u128,
     checkpointed: Checkpointed,
 }
 
@@ -68,9 +69,13 @@ impl<M: Codec> Checkpointer<M> {
                 () = self.pause() => {}
                 _ = stop.wait_for(|stop| *stop) => return,
             }
-            if let Err(error) = self.checkpoint().await {
-                tracing::warn!(group = %self.shared.group, %error, "checkpoint failed, trying again");
-                sleep(RETRY).await;
+            match self.clone().checkpoint().await {
+                Ok(()) => {}
+                Err(Error::Stopped) => return,
+                Err(error) => {
+                    tracing::error!(group = %self.shared.group, %error, "checkpoint failed, it is tried again");
+                    sleep(RETRY).await;
+                }
             }
         }
     }
@@ -99,187 +104,92 @@ impl<M: Codec> Checkpointer<M> {
     }
 
     /// Writes a checkpoint of all that is applied now, and lets the log before it go.
-    pub(crate) async fn checkpoint(&self) -> Result<()> {
-        let mut unwritten = self.unwritten.lock().await;
-        loop {
-            let cut = unwritten.take();
-            let is_new = cut.is_none();
-            if is_new && !self.is_behind() {
-                return Ok(());
-            }
-            let (cut, written) = self.write(cut).await?;
-            if let Err(error) = written {
-                *unwritten = cut;
-                return Err(error);
-            }
-            // The engine builds its snapshot from `checkpointed`, and purges the log before it.
-            if self.raft.trigger().snapshot().await.is_err() {
-                return Err(Error::Stopped);
-            }
-            if is_new {
-                return Ok(());
-            }
-        }
+    pub(crate) async fn checkpoint(self: Arc<Self>) -> Result<()> {
+        // In a task of its own: a caller that gives up must not leave a cut half read.
+        let task = tokio::spawn(async move { self.checkpoint_whole().await });
+        task.await.unwrap_or(Err(Error::Stopped))
     }
 
-    /// Cuts, unless there is a cut, and writes it, on a thread that may block.
-    async fn write(&self, cut: Option<Cut>) -> Result<(Option<Cut>, Result<()>)> {
+    async fn checkpoint_whole(&self) -> Result<()> {
+        let mut unwritten = self.unwritten.lock().await;
+        if let Some(cut) = unwritten.take() {
+            self.write(Some(cut), &mut unwritten).await?;
+        }
+        if self.is_behind() {
+            self.write(None, &mut unwritten).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a cut, unless there is one, and writes it, on a thread that may block. If that fails the cut
+    /// stays in `unwritten`.
+    async fn write(&self, cut: Option<Cut>, unwritten: &mut Option<Cut>) -> Result<()> {
         let (done, result) = oneshot::channel();
         let shared = self.shared.clone();
         let work = move || {
             let cut = cut.unwrap_or_else(|| make_cut(&shared));
-            drop(done.send(write_cut(&shared, cut)));
+            let written = write_cut(&shared, &cut);
+            drop(done.send((cut, written)));
         };
         self.shared.executor.spawn(&format!("checkpoint-{}", self.shared.group), Box::new(work));
-        result.await.map_err(|_| Error::Stopped)
+        let (cut, written) = result.await.map_err(|_| Error::Stopped)?;
+        if let Err(error) = written {
+            *unwritten = Some(cut);
+            return Err(Error::Storage { group: self.shared.group, what: error.to_string() });
+        }
+        // The engine takes its snapshot from `checkpointed`, and purges the log before it.
+        *self.shared.checkpointed.lock() = cut.checkpointed;
+        self.raft.trigger().snapshot().await.map_err(|_| Error::Stopped)
     }
 }
 
 /// Takes all that changed out of the machine, a slice at a time.
 fn make_cut<M: Codec>(shared: &Shared<M>) -> Cut {
-    let (checkpointed, hash, writing) = shared.slice(|core| {
-        let hash = core.machine.hash();
-        core.machine.cut();
-        core.bytes_since_cut = 0;
-        if let Some(applied) = core.applied {
-            core.hash_points.push(applied.index, hash);
-        }
-        let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
-        (checkpointed, hash, core.keep.cut())
-    });
-    let mut batch = Batch::new();
-    let mut changes = Vec::with_capacity(SLICE_RECORDS);
+    // Room for as much as came before is made here: growing under the lock would copy it all.
+    let empty = HashMap::with_capacity(shared.lock().keep.changed());
+    let mut cut = shared.slice(|core| begin(core, empty));
     loop {
+        let mut changes = Vec::with_capacity(SLICE_RECORDS);
         let more = shared.slice(|core| core.machine.cut_some(SLICE_RECORDS, &mut changes));
-        for change in changes.drain(..) {
-            match &change.value {
-                Some(value) => batch.put(change.table as u8, &change.key, value),
-                None => batch.delete(change.table as u8, &change.key),
-            }
-        }
+        cut.changes.append(&mut changes);
         if !more {
-            break;
+            return cut;
         }
-    }
-    batch.put(tables::HEAD, tables::HEAD_KEY, &head(&checkpointed, hash).encode_to_vec());
-    Cut { batch, writing, checkpointed }
-}
-
-fn head(checkpointed: &Checkpointed, hash: u128) -> CheckpointHead {
-    let id = |id: LogId| LogIdMessage { term: id.leader_id.term, index: id.index };
-    CheckpointHead {
-        applied: checkpointed.applied.map(id),
-        membership_at: checkpointed.membership.log_id().map(id),
-        membership: Some(membership_to_message(checkpointed.membership.membership())),
-        hash_high: (hash >> 64) as u64,
-        hash_low: hash as u64,
     }
 }
 
-/// Writes a cut; gives it back if that failed.
-fn write_cut<M: Codec>(shared: &Shared<M>, mut cut: Cut) -> (Option<Cut>, Result<()>) {
-    let failed = |error: storage::Error| Error::Storage { group: shared.group, what: error.to_string() };
-    let written =
-        add_kept(shared, &cut.writing, &mut cut.batch).and_then(|()| shared.store.write(&cut.batch));
-    if let Err(error) = written {
-        return (Some(cut), Err(failed(error)));
+/// Begins a checkpoint of the state as it is now.
+fn begin<M: Codec>(core: &mut Core<M>, empty: HashMap<TaskId, keep::News>) -> Cut {
+    let hash = core.machine.hash();
+    core.machine.cut();
+    core.bytes_since_cut = 0;
+    if let Some(applied) = core.applied {
+        core.hash_points.push(applied.index, hash);
     }
-    fill_cache(shared, &cut.writing);
-    let written = shared.slice(|core| core.keep.written());
-    *shared.checkpointed.lock() = cut.checkpointed;
-    // A large map: dropped here, not under the lock.
-    drop(written);
-    (None, Ok(()))
+    let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
+    Cut { changes: Vec::new(), writing: core.keep.cut(empty), hash, checkpointed }
 }
 
-/// Adds what is kept of tasks. Doing it twice does no harm: the last word on a key counts.
-fn add_kept<M: Codec>(shared: &Shared<M>, writing: &Writing, batch: &mut Batch) -> storage::Result<()> {
-    let mut tasks: Vec<(TaskId, &News)> = writing.iter().map(|(task, news)| (*task, news)).collect();
-    tasks.sort_unstable_by_key(|(task, _)| *task);
-    let mut later = Vec::new();
-    for (task, news) in tasks {
-        let key = tables::key(task);
-        if news.forgotten {
-            batch.delete(tables::KEPT, &key);
-            batch.delete(tables::LATER, &key);
-        } else if news.fresh {
-            batch.put(tables::KEPT, &key, &message(news).encode_to_vec());
-        } else {
-            later.push((key, news));
+/// Writes a cut; then the cache takes over what it held in memory.
+fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<()> {
+    let store = shared.store()?;
+    let mut batch = Batch::new();
+    for change in &cut.changes {
+        match &change.value {
+            Some(value) => batch.put(change.table as u8, &change.key, value),
+            None => batch.delete(change.table as u8, &change.key),
         }
     }
-    for slice in later.chunks(SLICE_RECORDS) {
-        let keys: Vec<_> = slice.iter().map(|(key, _)| *key).collect();
-        let rows = shared.store.get_many(tables::LATER, &keys)?;
-        for ((key, news), row) in slice.iter().zip(rows) {
-            // A row that does not decode is replaced: it is history, not state.
-            let stored = row.and_then(|row| KeptMessage::decode(row).ok()).unwrap_or_default();
-            batch.put(tables::LATER, key, &joined(stored, message(news)).encode_to_vec());
-        }
+    records::put_head(&cut.checkpointed, cut.hash, &mut batch);
+    records::put_kept(&store, &cut.writing, &mut batch)?;
+    store.write(&batch)?;
+    let room = shared.lock().keep.room();
+    let mut cacheable = keep::cacheable(&cut.writing, room).into_iter().peekable();
+    while cacheable.peek().is_some() {
+        let some = cacheable.by_ref().take(SLICE_RECORDS).collect();
+        shared.slice(|core| core.keep.cache(some));
     }
+    // A large map: the cut holds on to it, so it is not dropped under the lock.
+    drop(shared.slice(|core| core.keep.written()));
     Ok(())
-}
-
-/// What came of a task, as a record.
-fn message(news: &News) -> KeptMessage {
-    let skip = news.history.len().saturating_sub(HISTORY_MAX);
-    let lines = news.history[skip..].iter();
-    KeptMessage {
-        envelope: news.envelope.clone(),
-        output: news.output.clone(),
-        detail: news.detail.clone(),
-        history: lines.map(|line| LineMessage::new(line.at, line.index, &line.event)).collect(),
-    }
-}
-
-/// Two records of one task, the newer word counting.
-pub(crate) fn joined(mut old: KeptMessage, new: KeptMessage) -> KeptMessage {
-    old.envelope = new.envelope.or(old.envelope);
-    old.output = new.output.or(old.output);
-    old.detail = new.detail.or(old.detail);
-    // A checkpoint that ends while somebody reads shows its lines twice: in memory and on disk.
-    let seen = old.history.last().map(LineMessage::index);
-    old.history.extend(new.history.into_iter().filter(|line| Some(line.index()) > seen));
-    let skip = old.history.len().saturating_sub(HISTORY_MAX);
-    old.history.drain(..skip);
-    old
-}
-
-/// What is known of a task: on disk, on its way there, and newer than that.
-pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Result<Option<KeptMessage>> {
-    // Memory first: what a checkpoint moves from there to the disk meanwhile is then seen twice, not never.
-    let news = shared.lock().keep.news(task);
-    let key = tables::key(task);
-    let mut all = None::<KeptMessage>;
-    let mut add = |message: KeptMessage| all = Some(joined(all.take().unwrap_or_default(), message));
-    for table in [tables::KEPT, tables::LATER] {
-        if let Some(row) = shared.store.get(table, &key)? {
-            add(KeptMessage::decode(row).unwrap_or_default());
-        }
-    }
-    for news in news.into_iter().flatten() {
-        if news.forgotten {
-            return Ok(None);
-        }
-        add(message(&news));
-    }
-    Ok(all)
-}
-
-/// Keeps envelopes of waiting tasks in memory while there is room.
-fn fill_cache<M: Codec>(shared: &Shared<M>, writing: &Writing) {
-    if !shared.lock().keep.has_room() {
-        return;
-    }
-    let mut envelopes = keep::cacheable(writing).peekable();
-    while envelopes.peek().is_some() {
-        let slice: Vec<_> = envelopes.by_ref().take(SLICE_RECORDS).collect();
-        let has_room = shared.slice(|core| {
-            core.keep.cache(slice.into_iter());
-            core.keep.has_room()
-        });
-        if !has_room {
-            return;
-        }
-    }
 }

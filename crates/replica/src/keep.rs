@@ -129,20 +129,20 @@ impl Keep {
         self.news.len()
     }
 
-    /// Begins a checkpoint: what came until now goes to the disk, what comes from now on is new.
-    pub(crate) fn cut(&mut self) -> Writing {
+    /// Begins a checkpoint: what came until now goes to the disk, what comes from now on goes into `empty`.
+    pub(crate) fn cut(&mut self, empty: HashMap<TaskId, News>) -> Writing {
         assert!(self.writing.is_empty(), "a checkpoint begins when the one before has ended");
-        self.writing = Arc::new(std::mem::take(&mut self.news));
+        self.writing = Arc::new(std::mem::replace(&mut self.news, empty));
         self.writing.clone()
     }
 
     /// Takes envelopes that are on disk now into the cache, as far as it has room. When it is full the
     /// newcomers stay out: the oldest tasks are the next to be claimed.
-    pub(crate) fn cache(&mut self, envelopes: impl Iterator<Item = (TaskId, Bytes)>) {
+    pub(crate) fn cache(&mut self, envelopes: Vec<(TaskId, Bytes)>) {
         for (task, envelope) in envelopes {
             let bytes = envelope.len() + CACHED_OVERHEAD_BYTES;
-            if self.cache_bytes + bytes > self.cache_bytes_max {
-                return;
+            if bytes > self.room() {
+                continue;
             }
             // What happened since the cut counts: no use in an envelope of a task that went.
             if self.news.get(&task).is_some_and(|news| news.forgotten || !news.is_waiting()) {
@@ -154,9 +154,9 @@ impl Keep {
         }
     }
 
-    /// Whether the cache has room for an envelope of usual size.
-    pub(crate) fn has_room(&self) -> bool {
-        self.cache_bytes + 2 * CACHED_OVERHEAD_BYTES < self.cache_bytes_max
+    /// Bytes that the cache has room for.
+    pub(crate) fn room(&self) -> usize {
+        self.cache_bytes_max - self.cache_bytes
     }
 
     /// Ends a checkpoint. The caller drops what is returned, outside the lock.
@@ -176,13 +176,20 @@ impl Keep {
     }
 }
 
-/// The envelopes of a written checkpoint that are worth caching, each in memory of its own: as a slice
-/// of its log entry it would hold on to the whole entry.
-pub(crate) fn cacheable(writing: &Writing) -> impl Iterator<Item = (TaskId, Bytes)> + '_ {
-    writing.iter().filter(|(_, news)| !news.forgotten && news.is_waiting()).filter_map(|(task, news)| {
-        let envelope = news.envelope.as_ref()?;
-        Some((*task, Bytes::copy_from_slice(envelope)))
-    })
+/// The envelopes of a written checkpoint that are worth caching, oldest first, as many as there is room for.
+/// Each in memory of its own: as a slice of its log entry it would hold on to the whole entry.
+pub(crate) fn cacheable(writing: &Writing, mut room: usize) -> Vec<(TaskId, Bytes)> {
+    let waiting = writing.iter().filter(|(_, news)| !news.forgotten && news.is_waiting());
+    let mut envelopes: Vec<_> =
+        waiting.filter_map(|(task, news)| Some((*task, news.envelope.as_ref()?))).collect();
+    envelopes.sort_unstable_by_key(|(task, _)| *task);
+    let fitting = envelopes.into_iter().take_while(|(_, envelope)| {
+        let bytes = envelope.len() + CACHED_OVERHEAD_BYTES;
+        let fits = bytes <= room;
+        room = room.saturating_sub(bytes);
+        fits
+    });
+    fitting.map(|(task, envelope)| (task, Bytes::copy_from_slice(envelope))).collect()
 }
 
 #[cfg(test)]
@@ -212,17 +219,17 @@ mod tests {
         let mut kept = Keep::new(1_000);
         kept.take(at(1), &keep(task(1)));
         kept.take(at(2), &Effect::Forget { task: task(1) });
-        assert!(kept.cut().is_empty());
+        assert!(kept.cut(HashMap::new()).is_empty());
     }
 
     #[test]
     fn a_task_that_went_after_its_cut_is_forgotten_by_the_next() {
         let mut kept = Keep::new(1_000);
         kept.take(at(1), &keep(task(1)));
-        assert!(kept.cut()[&task(1)].fresh);
+        assert!(kept.cut(HashMap::new())[&task(1)].fresh);
         kept.take(at(2), &Effect::Forget { task: task(1) });
         kept.written();
-        assert!(kept.cut()[&task(1)].forgotten);
+        assert!(kept.cut(HashMap::new())[&task(1)].forgotten);
     }
 
     #[test]
@@ -230,7 +237,7 @@ mod tests {
         let mut kept = Keep::new(0);
         kept.take(at(1), &keep(task(1)));
         assert!(kept.envelope(task(1)).is_some());
-        kept.cut();
+        kept.cut(HashMap::new());
         assert!(kept.envelope(task(1)).is_some());
         kept.written();
         assert!(kept.envelope(task(1)).is_none());
@@ -246,9 +253,10 @@ mod tests {
         let worker = WorkerName::new("w").unwrap();
         let claimed = Event::Claimed { worker, attempt: 1, fence: model::Fence(1) };
         kept.take(at(5), &happened(task(1), claimed));
-        let writing = kept.cut();
-        assert_eq!(cacheable(&writing).count(), 3);
-        kept.cache(cacheable(&writing));
+        let writing = kept.cut(HashMap::new());
+        assert_eq!(cacheable(&writing, usize::MAX).len(), 3);
+        assert_eq!(cacheable(&writing, kept.room()).len(), 2);
+        kept.cache(cacheable(&writing, usize::MAX));
         kept.written();
         assert_eq!(kept.cached_bytes(), room_for_two);
         assert!(kept.envelope(task(1)).is_none());

@@ -24,6 +24,7 @@ pub mod notice;
 mod offload;
 mod propose;
 mod pulse;
+mod records;
 pub mod replica;
 mod shared;
 mod start;

@@ -9,7 +9,6 @@ use futures::{Stream, StreamExt};
 use openraft::alias::{SnapshotMetaOf, SnapshotOf};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine};
 use openraft::{OptionalSend, Snapshot, SnapshotMeta};
-use storage::CheckpointStore;
 
 use crate::apply;
 use crate::codec::Codec;
@@ -23,11 +22,10 @@ pub(crate) struct Checkpointed {
     pub(crate) membership: StoredMembership,
 }
 
-/// The engine's snapshot: where to read it, not a copy of it.
-#[derive(Clone)]
-pub(crate) struct CheckpointHandle {
-    _store: CheckpointStore,
-}
+/// The engine's snapshot: not a copy of the checkpoint, only a word for it. Whoever sends it to another
+/// member reads it from the disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckpointHandle;
 
 /// The engine's state machine.
 pub(crate) struct MachineStore<M: Codec> {
@@ -47,7 +45,7 @@ impl<M: Codec> MachineStore<M> {
                 last_log_id: checkpointed.applied,
                 last_membership: checkpointed.membership,
             },
-            snapshot: CheckpointHandle { _store: self.shared.store.clone() },
+            snapshot: CheckpointHandle,
         })
     }
 }

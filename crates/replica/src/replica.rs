@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::notice::Notices;
 use crate::propose::{self, Applied, Encoded, Inbox, Raft};
 use crate::pulse;
+use crate::records;
 use crate::shared::Shared;
 use crate::start;
 use crate::status::{Role, Status};
@@ -124,7 +125,7 @@ impl<M: Codec> Replica<M> {
         clock: Arc<dyn Clock>,
         executor: Arc<dyn Executor>,
     ) -> Result<Replica<M>> {
-        let core = start::load(config.group, machine, &store, config.envelope_cache_bytes)?;
+        let core = start::load_elsewhere(&config, machine, store.clone(), &*executor).await?;
         let stamper = Stamper::new(clock, core.machine.stamps());
         let shared = Arc::new(Shared::new(config.group, core, store, executor, stamper, NOTICES_MAX));
         let raft = start::engine(shared.clone(), config.node, log).await?;
@@ -251,7 +252,7 @@ impl<M: Codec> Replica<M> {
             return Ok(envelopes);
         }
         let keys: Vec<_> = missing.iter().map(|&n| tables::key(tasks[n])).collect();
-        let store = self.inner.shared.store.clone();
+        let store = self.inner.shared.store().map_err(|error| self.storage_error(&error))?;
         let rows = self.inner.shared.reader.run(move || store.get_many(tables::KEPT, &keys)).await;
         let rows = rows.map_err(|error| self.storage_error(&error))?;
         for (n, row) in missing.into_iter().zip(rows) {
@@ -263,7 +264,7 @@ impl<M: Codec> Replica<M> {
     /// All that is kept of a task; nothing of one that is not there.
     pub async fn kept(&self, task: TaskId) -> Result<Kept> {
         let shared = self.inner.shared.clone();
-        let kept = self.inner.shared.reader.run(move || checkpoint::kept(&shared, task)).await;
+        let kept = self.inner.shared.reader.run(move || records::kept(&shared, task)).await;
         let kept = kept.map_err(|error| self.storage_error(&error))?.unwrap_or_default();
         let lines = kept.history.iter();
         Ok(Kept {
@@ -338,7 +339,7 @@ impl<M: Codec> Replica<M> {
 
     /// Checkpoints all that is applied now.
     pub async fn checkpoint_now(&self) -> Result<()> {
-        self.inner.checkpointer.checkpoint().await
+        self.inner.checkpointer.clone().checkpoint().await
     }
 
     /// Stops in order: takes in nothing more, finishes what came, checkpoints, ends the engine.
@@ -351,10 +352,14 @@ impl<M: Codec> Replica<M> {
         }
         let checkpointed = self.checkpoint_now().await;
         let _ = self.inner.raft.shutdown().await;
+        self.inner.shared.close().await;
         checkpointed
     }
 
     fn storage_error(&self, error: &storage::Error) -> Error {
+        if matches!(error, storage::Error::Closed) {
+            return Error::Stopped;
+        }
         Error::Storage { group: self.group(), what: error.to_string() }
     }
 

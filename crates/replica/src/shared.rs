@@ -20,6 +20,9 @@ use crate::notice::Notice;
 use crate::offload::Offload;
 use crate::type_config::{LogId, StoredMembership};
 
+/// What a checkpoint rests before each slice.
+const SLICE_REST: Duration = Duration::from_micros(50);
+
 /// The machine and what moves with it, index by index.
 pub(crate) struct Core<M> {
     pub(crate) machine: M,
@@ -38,7 +41,8 @@ pub(crate) struct Core<M> {
 pub(crate) struct Shared<M> {
     pub(crate) group: GroupId,
     core: Mutex<Core<M>>,
-    pub(crate) store: CheckpointStore,
+    /// Until the stop.
+    store: Mutex<Option<CheckpointStore>>,
     /// The last checkpoint that is on disk.
     pub(crate) checkpointed: Mutex<Checkpointed>,
     pub(crate) executor: Arc<dyn Executor>,
@@ -49,8 +53,6 @@ pub(crate) struct Shared<M> {
     pub(crate) applied: Notify,
     /// Rings when the next due time moved.
     pub(crate) due_moved: Notify,
-    /// The index of the last applied entry, for a look without the lock; 0 for none.
-    pub(crate) applied_index: AtomicU64,
     stall_max_us: AtomicU64,
 }
 
@@ -63,12 +65,11 @@ impl<M: Machine> Shared<M> {
         stamper: Stamper,
         notices_max: usize,
     ) -> Shared<M> {
-        let applied_index = core.applied.map_or(0, |id| id.index);
         let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
         Shared {
             group,
             core: Mutex::new(core),
-            store,
+            store: Mutex::new(Some(store)),
             checkpointed: Mutex::new(checkpointed),
             reader: Offload::new(executor.clone(), &format!("read-{group}")),
             executor,
@@ -76,9 +77,20 @@ impl<M: Machine> Shared<M> {
             notices: broadcast::channel(notices_max).0,
             applied: Notify::new(),
             due_moved: Notify::new(),
-            applied_index: AtomicU64::new(applied_index),
             stall_max_us: AtomicU64::new(0),
         }
+    }
+
+    /// What is on disk; not after the stop.
+    pub(crate) fn store(&self) -> storage::Result<CheckpointStore> {
+        self.store.lock().clone().ok_or(storage::Error::Closed)
+    }
+
+    /// Closes the checkpoint, whoever still holds on to the replica: another may open it now.
+    pub(crate) async fn close(&self) {
+        // Whoever reads it now does so on this thread: all of them are done when this is.
+        self.reader.run(|| ()).await;
+        drop(self.store.lock().take());
     }
 
     /// The machine, for as long as the guard lives.
@@ -88,11 +100,15 @@ impl<M: Machine> Shared<M> {
 
     /// Runs a slice of a checkpoint under the lock, and remembers how long the shard stood still.
     pub(crate) fn slice<T>(&self, work: impl FnOnce(&mut Core<M>) -> T) -> T {
+        // On a busy machine a thread that has run for a while is taken off its core, for many milliseconds;
+        // one that has just rested is not. It must not happen with the lock in its hands.
+        if self.executor.has_threads() {
+            std::thread::sleep(SLICE_REST);
+        }
         let mut core = self.core.lock();
         let start = Instant::now();
         let result = work(&mut core);
-        // Fair, or a checkpoint's next slice would overtake an apply that waits.
-        MutexGuard::unlock_fair(core);
+        drop(core);
         let micros = start.elapsed().as_micros() as u64;
         self.stall_max_us.fetch_max(micros, Ordering::Relaxed);
         result

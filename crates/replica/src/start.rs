@@ -8,7 +8,8 @@ use openraft::impls::BasicNode;
 use openraft::{Config, SnapshotPolicy};
 use prost::Message;
 use state_machine::Table;
-use storage::CheckpointStore;
+use storage::{CheckpointStore, Executor};
+use tokio::sync::oneshot;
 use wire::entry::{CheckpointHead, LogId as LogIdMessage};
 
 use crate::codec::Codec;
@@ -18,6 +19,7 @@ use crate::log_store::LogStore;
 use crate::machine_store::MachineStore;
 use crate::network::Alone;
 use crate::propose::Raft;
+use crate::replica::ReplicaConfig;
 use crate::shared::{Core, Shared};
 use crate::tables;
 use crate::type_config::{LogId, StoredMembership, log_id, membership_from_message};
@@ -27,8 +29,22 @@ const HEARTBEAT_MS: u64 = 500;
 const ELECTION_MS_MIN: u64 = 1_500;
 const ELECTION_MS_MAX: u64 = 3_000;
 
+/// [`load`], on a thread that may block: replicas of one node load side by side.
+pub(crate) async fn load_elsewhere<M: Codec>(
+    config: &ReplicaConfig,
+    machine: M,
+    store: CheckpointStore,
+    executor: &dyn Executor,
+) -> Result<Core<M>> {
+    let (done, loaded) = oneshot::channel();
+    let (group, cache_bytes) = (config.group, config.envelope_cache_bytes);
+    let work = move || drop(done.send(load(group, machine, &store, cache_bytes)));
+    executor.spawn(&format!("load-{group}"), Box::new(work));
+    loaded.await.unwrap_or(Err(Error::Stopped))
+}
+
 /// A machine as its checkpoint describes it: records in, indexes built, hash compared.
-pub(crate) fn load<M: Codec>(
+fn load<M: Codec>(
     group: GroupId,
     mut machine: M,
     store: &CheckpointStore,

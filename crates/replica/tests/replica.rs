@@ -1,5 +1,7 @@
 //! A replica on a disk: what it promises while it runs, after a stop and after a crash.
 
+#![allow(clippy::unwrap_used, reason = "in a test a failure is a panic")]
+
 mod common;
 
 use std::sync::Arc;
@@ -304,4 +306,46 @@ async fn hashes_at_the_same_index_agree_after_a_replay() {
     let after = node.replica.status().hash_points;
     assert_eq!(before[0], after[0]);
     node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_that_does_not_fit_is_kept_and_written_when_there_is_room() {
+    let disk = disk();
+    let node = start(&disk, by_hand()).await;
+    let commands = (0..30_000).map(|n| enqueue(n, Start::Now)).collect();
+    node.replica.propose(commands).await.unwrap();
+    disk.set_capacity(Some(disk.used_bytes()));
+    let refused = node.replica.checkpoint_now().await;
+    assert!(matches!(refused, Err(Error::Storage { .. })), "{refused:?}");
+    assert_eq!(node.claim(1).await[0].envelope, "envelope 0");
+    disk.set_capacity(None);
+    node.replica.checkpoint_now().await.unwrap();
+    let status = node.replica.status();
+    assert_eq!(status.checkpointed, status.applied);
+    disk.crash(1);
+    drop(node);
+    let node = start(&disk, by_hand()).await;
+    assert_eq!(node.replica.read_stale(|toy| toy.states().len()), 30_000);
+    assert_eq!(node.claim(1).await[0].envelope, "envelope 1");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_whose_hash_is_wrong_is_refused() {
+    let disk = disk();
+    let node = start(&disk, by_hand()).await;
+    node.one(enqueue(1, Start::Now)).await;
+    node.stop().await;
+    {
+        let path = storage::checkpoint_path(GROUP);
+        let store = storage::CheckpointStore::open(Arc::new(disk.clone()), &path, 1 << 20).unwrap();
+        let mut batch = storage::Batch::new();
+        let (executions, key) = (state_machine::Table::Executions as u8, task_id(1).bits().to_be_bytes());
+        let mut value = store.get(executions, &key).unwrap().unwrap().to_vec();
+        value[0] = StateKind::Done as u8;
+        batch.put(executions, &key, &value);
+        store.write(&batch).unwrap();
+    }
+    let Err(error) = Node::try_start(Arc::new(disk), by_hand()).await else { panic!("it started") };
+    assert!(error.to_string().contains("checkpoint is damaged"), "{error}");
 }

@@ -70,11 +70,6 @@ pub fn push_command(message: &impl Message, part: &mut BytesMut) {
     message.encode_raw(part);
 }
 
-/// How many bytes [`push_command`] adds for a message of `len` bytes.
-pub fn command_len(len: usize) -> usize {
-    key_len(TAG_COMMAND) + encoded_len_varint(len as u64) + len
-}
-
 /// Puts an entry together from parts that [`push_command`] made.
 pub fn assemble<'a>(
     elapsed: Elapsed,

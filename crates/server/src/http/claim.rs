@@ -72,6 +72,11 @@ impl Ask {
         }))
     }
 
+    /// Whether it waits for a task when none is ready.
+    pub(super) fn waits(&self) -> bool {
+        matches!(self, Ask::Queues(call) if call.wait.0 > 0)
+    }
+
     /// What becomes of its claims when the worker has gone before the reply.
     pub(super) fn undelivered(&self) -> Undelivered {
         let request_id = match self {

@@ -71,11 +71,14 @@ fn ack_call(request: &AckRequest<'_>, whole: &Bytes) -> Result<AckCall, Invalid>
 }
 
 async fn ack_one(app: &App, call: AckCall, ask: Option<Ask>) -> Reply {
-    let acked = app.node.ack(vec![call]).await.pop().expect("one ack has one outcome");
+    let one = |mut acked: Answers<Settled>| acked.pop().expect("one ack has one outcome");
     let Some(ask) = ask else {
-        let acked = acked?;
+        let acked = one(app.node.ack(vec![call]).await)?;
         return Ok(written(StatusCode::OK, &done(&acked.value), &acked.indexes.into()));
     };
+    let undelivered = ask.undelivered();
+    let (acked, claimed) = ack_and_claim(app, vec![call], ask).await;
+    let acked = one(acked);
     let mut indexes = Indexes::default();
     let (mut settled, mut error) = (None, None);
     match acked {
@@ -85,8 +88,7 @@ async fn ack_one(app: &App, call: AckCall, ask: Option<Ask>) -> Reply {
         }
         Err(refused) => error = Some(problem_of(&refused)),
     }
-    let undelivered = ask.undelivered();
-    let (claims, claim_error) = claimed(app, ask, &mut indexes).await;
+    let (claims, claim_error) = told(claimed, &mut indexes);
     let bytes = to_bytes_in(
         room(&claims),
         &AckAndClaimReply {
@@ -102,19 +104,36 @@ async fn ack_one(app: &App, call: AckCall, ask: Option<Ask>) -> Reply {
 
 async fn ack_many(app: &App, calls: Vec<AckCall>, ask: Option<Ask>) -> Reply {
     let mut indexes = Indexes::default();
-    let results = outcomes(app.node.ack(calls).await, done, &mut indexes);
-    let Some(ask) = ask else { return Ok(written_many(results, &indexes)) };
+    let Some(ask) = ask else {
+        let results = outcomes(app.node.ack(calls).await, done, &mut indexes);
+        return Ok(written_many(results, &indexes));
+    };
     let undelivered = ask.undelivered();
-    let (claims, claim_error) = claimed(app, ask, &mut indexes).await;
+    let (acked, claimed) = ack_and_claim(app, calls, ask).await;
+    let results = outcomes(acked, done, &mut indexes);
+    let (claims, claim_error) = told(claimed, &mut indexes);
     let claims_on_wire = claims.iter().map(on_wire).collect();
     let room = room(&claims) + results.len() * OUTCOME_BYTES;
     let bytes = to_bytes_in(room, &AckManyAndClaimReply { results, claims: claims_on_wire, claim_error });
     Ok(with_claims(app, bytes, claims, undelivered, &indexes))
 }
 
-/// The claim that follows an ack; its error is part of the answer.
-async fn claimed(app: &App, ask: Ask, indexes: &mut Indexes) -> (Vec<Claim>, Option<Problem>) {
-    match ask.call(app).await {
+type Claimed = Result<Answer<Vec<Claim>>, Refusal>;
+
+/// Acks, and the claim that comes with them. One that waits is made at the same time: what the acks free
+/// reaches it while it waits. One that does not wait comes after them, so that it sees what they freed.
+async fn ack_and_claim(app: &App, calls: Vec<AckCall>, ask: Ask) -> (Answers<Settled>, Claimed) {
+    let acks = app.node.ack(calls);
+    if ask.waits() {
+        return futures::join!(acks, ask.call(app));
+    }
+    let acked = acks.await;
+    (acked, ask.call(app).await)
+}
+
+/// What was claimed; an error is part of the answer.
+fn told(claimed: Claimed, indexes: &mut Indexes) -> (Vec<Claim>, Option<Problem>) {
+    match claimed {
         Ok(answer) => {
             indexes.add(&answer.indexes);
             (answer.value, None)

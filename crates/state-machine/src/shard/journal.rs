@@ -14,18 +14,22 @@ use crate::machine::{Change, Table};
 /// Executions hashed in one go, at the latest.
 const UNHASHED_MAX: usize = 2_048;
 
+/// Room for changed tasks that is kept from checkpoint to checkpoint.
+const CHANGED_KEPT: usize = 65_536;
+
 /// What changed since the last checkpoint, and the running hash.
 #[derive(Default)]
 pub(super) struct Journal {
     /// Which of the two is being filled.
     epoch: usize,
-    changed: [Vec<(Slot, TaskId)>; 2],
+    /// Slots suffice: a task that took over a slot has flags of its own, and is listed itself.
+    changed: [Vec<Slot>; 2],
     removed: Vec<TaskId>,
     /// Small records that never change between being made and removed, in order.
     pending: Vec<Change>,
     queues: Vec<QueueNo>,
     cut: Cut,
-    unhashed: Vec<(Slot, TaskId)>,
+    unhashed: Vec<Slot>,
     unhashed_queues: Vec<QueueNo>,
     hash: u128,
     scratch: Writer,
@@ -95,11 +99,9 @@ impl Outcome {
 impl Shard {
     /// A new task is in its slot.
     pub(super) fn touch_new(&mut self, slot: Slot) {
-        let task = &mut self.tasks[slot];
-        let id = task.id;
-        task.flags.set(Flags::CHANGED[self.journal.epoch] | Flags::UNHASHED);
-        self.journal.changed[self.journal.epoch].push((slot, id));
-        self.journal.unhashed.push((slot, id));
+        self.tasks[slot].flags.set(Flags::CHANGED[self.journal.epoch] | Flags::UNHASHED);
+        self.journal.changed[self.journal.epoch].push(slot);
+        self.journal.unhashed.push(slot);
     }
 
     /// Says that a task is about to change: before the first field does.
@@ -124,12 +126,12 @@ impl Shard {
             if hashed {
                 journal.hash = journal.hash.wrapping_sub(hash_execution(&journal.scratch.0));
                 task.flags.set(Flags::UNHASHED);
-                journal.unhashed.push((slot, id));
+                journal.unhashed.push(slot);
             }
         }
         if !task.flags.has(now) {
             task.flags.set(now);
-            journal.changed[journal.epoch].push((slot, id));
+            journal.changed[journal.epoch].push(slot);
         }
     }
 
@@ -173,14 +175,13 @@ impl Shard {
 
     fn hash_all(&mut self) {
         let journal = &mut self.journal;
-        for (slot, id) in journal.unhashed.drain(..) {
-            if !self.tasks.holds(slot, id) || !self.tasks[slot].flags.has(Flags::UNHASHED) {
+        for slot in journal.unhashed.drain(..) {
+            let Some(task) = self.tasks.get_mut(slot).filter(|task| task.flags.has(Flags::UNHASHED)) else {
                 continue;
-            }
-            let task = &mut self.tasks[slot];
+            };
             task.flags.clear(Flags::UNHASHED);
             journal.scratch.0.clear();
-            journal.scratch.u128(id.bits());
+            journal.scratch.u128(task.id.bits());
             record::write_execution(&mut journal.scratch, task, self.claims.get(&slot));
             journal.hash = journal.hash.wrapping_add(hash_execution(&journal.scratch.0));
         }
@@ -221,6 +222,7 @@ impl Shard {
             "a cut begins when the one before was read to its end"
         );
         journal.changed[1 - journal.epoch].clear();
+        journal.changed[1 - journal.epoch].shrink_to(CHANGED_KEPT);
         journal.epoch = 1 - journal.epoch;
         journal.cut.changed = 0;
         journal.cut.removed = std::mem::take(&mut journal.removed);
@@ -251,18 +253,16 @@ impl Shard {
                 out.push(change);
                 continue;
             }
-            let Some(&(slot, id)) = journal.changed[before].get(journal.cut.changed) else { return false };
+            let Some(&slot) = journal.changed[before].get(journal.cut.changed) else { return false };
             journal.cut.changed += 1;
-            let pending = self.tasks.holds(slot, id) && self.tasks[slot].flags.has(Flags::CHANGED[before]);
-            if !pending {
-                continue;
-            }
-            let task = &mut self.tasks[slot];
+            let task = self.tasks.get_mut(slot);
+            let Some(task) = task.filter(|task| task.flags.has(Flags::CHANGED[before])) else { continue };
             task.flags.clear(Flags::CHANGED[before]);
             task.flags.set(Flags::STORED);
             let mut w = Writer(Vec::with_capacity(96));
             record::write_execution(&mut w, task, self.claims.get(&slot));
-            out.push(Change { table: Table::Executions, key: execution_key(id), value: Some(w.0) });
+            let key = execution_key(task.id);
+            out.push(Change { table: Table::Executions, key, value: Some(w.0) });
         }
         true
     }
@@ -271,7 +271,8 @@ impl Shard {
     pub(super) fn journal_loaded(&mut self, slots: &[Slot]) {
         for &slot in slots {
             self.tasks[slot].flags.set(Flags::STORED | Flags::UNHASHED);
-            self.journal.unhashed.push((slot, self.tasks[slot].id));
+            self.journal.unhashed.push(slot);
+            self.hash_some();
         }
         self.hash_all();
     }

@@ -35,9 +35,12 @@ impl Tasks {
         self.by_id.find(hash(id), |&slot| self[slot].id == id).copied()
     }
 
-    /// Whether this slot still holds the task of this id.
-    pub(super) fn holds(&self, slot: Slot, id: TaskId) -> bool {
-        matches!(&self.slots[slot as usize], Entry::Used(execution) if execution.id == id)
+    /// The task in this slot, if it is in use.
+    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut Execution> {
+        match &mut self.slots[slot as usize] {
+            Entry::Used(execution) => Some(execution),
+            Entry::Free(_) => None,
+        }
     }
 
     /// Puts in a task whose id is not there yet.
