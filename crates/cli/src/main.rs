@@ -35,7 +35,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// A replicated task queue: one binary, no database beside it.
 #[derive(Parser, Debug)]

@@ -35,7 +35,7 @@ use crate::token::Mint;
 use crate::{elections, notices, outbox, rates, room, sessions, taken};
 
 /// Pages of its checkpoint that a group keeps in memory.
-const CHECKPOINT_CACHE_BYTES: usize = 4 * 1024 * 1024;
+const CHECKPOINT_CACHE_BYTES: usize = 2 * 1024 * 1024;
 
 /// What every group is opened with.
 #[derive(Clone)]

@@ -18,7 +18,7 @@ use storage::{CheckpointStore, Disk, Executor, Log, LogOptions, RealDisk, Thread
 
 // As in the binary: the standard allocator's locks are felt here.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const GROUPS: u16 = 4;
 

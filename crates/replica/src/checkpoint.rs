@@ -31,6 +31,8 @@ const INTERVAL_BUSY: Duration = Duration::from_secs(3);
 const BUSY_CHANGES: usize = 2_000;
 /// So much log since the last checkpoint ends any pause: it is what a restart reads and memory holds.
 const LOG_BYTES_MAX: u64 = 128 * 1024 * 1024;
+/// So many tasks with news since the last checkpoint end any pause: they are held in memory, whole.
+const NEWS_MAX: usize = 50_000;
 /// How often a long pause looks whether it should end.
 const BUSY_LOOK: Duration = Duration::from_millis(100);
 /// Records encoded, or envelopes cached, per hold of the lock.
@@ -83,6 +85,9 @@ impl<M: Codec> Checkpointer<M> {
     /// Until there is something to write and it is time to.
     async fn pause(&self) {
         while !self.is_behind() {
+            // A quiet shard keeps no room for the load that was.
+            let unused = self.shared.lock().keep.rest();
+            drop(unused);
             self.shared.applied.notified().await;
         }
         let start = Instant::now();
@@ -99,8 +104,9 @@ impl<M: Codec> Checkpointer<M> {
 
     fn is_busy(&self) -> bool {
         let core = self.shared.lock();
-        let changed = core.machine.changed() + core.keep.changed();
-        changed > BUSY_CHANGES && core.bytes_since_cut < LOG_BYTES_MAX
+        let news = core.keep.changed();
+        let busy = core.machine.changed() + news > BUSY_CHANGES;
+        busy && news < NEWS_MAX && core.bytes_since_cut < LOG_BYTES_MAX
     }
 
     /// Writes a checkpoint of all that is applied now, and lets the log before it go.
@@ -135,6 +141,9 @@ impl<M: Codec> Checkpointer<M> {
         let (cut, written) = result.await.map_err(|_| Error::Stopped)?;
         if let Err(error) = written {
             *unwritten = Some(cut);
+            if error.is_fatal() {
+                self.shared.log.give_up(&error.to_string());
+            }
             return Err(Error::Storage { group: self.shared.group, what: error.to_string() });
         }
         // The engine takes its snapshot from `checkpointed`, and purges the log before it.
@@ -146,7 +155,7 @@ impl<M: Codec> Checkpointer<M> {
 /// Takes all that changed out of the machine, a slice at a time.
 fn make_cut<M: Codec>(shared: &Shared<M>) -> Cut {
     // Room for as much as came before is made here: growing under the lock would copy it all.
-    let empty = HashMap::with_capacity(shared.lock().keep.changed());
+    let empty = HashMap::with_capacity(shared.lock().keep.changed().min(NEWS_MAX));
     let mut cut = shared.slice(|core| begin(core, empty));
     loop {
         let mut changes = Vec::with_capacity(SLICE_RECORDS);

@@ -13,8 +13,8 @@ use model::{Event, Position, TaskId};
 use state_machine::Effect;
 use state_machine::view::HistoryLine;
 
-/// What a cached envelope costs beside its bytes: key, handle, allocation.
-const CACHED_OVERHEAD_BYTES: usize = 96;
+/// What a cached envelope costs beside its bytes: key, handle, the allocator's rounding.
+const CACHED_OVERHEAD_BYTES: usize = 120;
 
 /// What came of one task since the last cut.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +35,10 @@ impl News {
         // Twice the limit before anything moves: cheap on average.
         if self.history.len() >= 2 * HISTORY_MAX {
             self.history.drain(..HISTORY_MAX);
+        }
+        // Most tasks of a deep queue have one line and wait.
+        if self.history.is_empty() {
+            self.history.reserve_exact(1);
         }
         self.history.push(line);
     }
@@ -134,6 +138,11 @@ impl Keep {
         assert!(self.writing.is_empty(), "a checkpoint begins when the one before has ended");
         self.writing = Arc::new(std::mem::replace(&mut self.news, empty));
         self.writing.clone()
+    }
+
+    /// Gives up the room for news when there are none. The caller drops it, outside the lock.
+    pub(crate) fn rest(&mut self) -> HashMap<TaskId, News> {
+        if self.news.is_empty() { std::mem::take(&mut self.news) } else { HashMap::new() }
     }
 
     /// Takes envelopes that are on disk now into the cache, as far as it has room. When it is full the

@@ -3,6 +3,7 @@
 //! The engine never asks for a snapshot by itself: `checkpoint` writes one and tells it. Next: `apply`.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
@@ -65,7 +66,17 @@ impl<M: Codec> RaftStateMachine<Types> for MachineStore<M> {
     {
         while let Some(entry) = entries.next().await {
             let (entry, responder) = entry?;
-            apply::apply(&self.shared, entry, responder)?;
+            let index = entry.log_id.index;
+            let applied = catch_unwind(AssertUnwindSafe(|| apply::apply(&self.shared, entry, responder)));
+            match applied {
+                Ok(applied) => applied?,
+                // Half of a command may have happened: nothing here can be trusted any more.
+                Err(_) => {
+                    let what = format!("applying entry {index} of group {} panicked", self.shared.group);
+                    self.shared.log.give_up(&what);
+                    return Err(io::Error::other(what));
+                }
+            }
         }
         Ok(())
     }

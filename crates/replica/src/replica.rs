@@ -127,8 +127,8 @@ impl<M: Codec> Replica<M> {
     ) -> Result<Replica<M>> {
         let core = start::load_elsewhere(&config, machine, store.clone(), &*executor).await?;
         let stamper = Stamper::new(clock, core.machine.stamps());
-        let shared = Arc::new(Shared::new(config.group, core, store, executor, stamper, NOTICES_MAX));
-        let raft = start::engine(shared.clone(), config.node, log).await?;
+        let shared = Arc::new(Shared::new(core, log, store, executor, stamper, NOTICES_MAX));
+        let raft = start::engine(shared.clone(), config.node).await?;
         let (inbox, gatherer) = propose::inbox();
         let inbox = Arc::new(inbox);
         let (stop, stopped) = watch::channel(false);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use model::GroupId;
 use parking_lot::{Mutex, MutexGuard};
 use state_machine::{Machine, NextDue};
-use storage::{CheckpointStore, Executor};
+use storage::{CheckpointStore, Executor, GroupLog};
 use tokio::sync::{Notify, broadcast};
 
 use crate::clock::Stamper;
@@ -40,6 +40,7 @@ pub(crate) struct Core<M> {
 /// What the tasks of one replica share.
 pub(crate) struct Shared<M> {
     pub(crate) group: GroupId,
+    pub(crate) log: GroupLog,
     core: Mutex<Core<M>>,
     /// Until the stop.
     store: Mutex<Option<CheckpointStore>>,
@@ -58,16 +59,18 @@ pub(crate) struct Shared<M> {
 
 impl<M: Machine> Shared<M> {
     pub(crate) fn new(
-        group: GroupId,
         core: Core<M>,
+        log: GroupLog,
         store: CheckpointStore,
         executor: Arc<dyn Executor>,
         stamper: Stamper,
         notices_max: usize,
     ) -> Shared<M> {
         let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
+        let group = log.group();
         Shared {
             group,
+            log,
             core: Mutex::new(core),
             store: Mutex::new(Some(store)),
             checkpointed: Mutex::new(checkpointed),

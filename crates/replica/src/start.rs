@@ -100,15 +100,11 @@ fn engine_id(id: LogIdMessage) -> LogId {
 }
 
 /// The engine of a group of one, leading as soon as it has read its log.
-pub(crate) async fn engine<M: Codec>(
-    shared: Arc<Shared<M>>,
-    node: NodeId,
-    log: storage::GroupLog,
-) -> Result<Raft<M>> {
+pub(crate) async fn engine<M: Codec>(shared: Arc<Shared<M>>, node: NodeId) -> Result<Raft<M>> {
     let group = shared.group;
     let failed = |what: String| Error::Storage { group, what };
     let config = config(group).validate().map_err(|error| failed(error.to_string()))?;
-    let log = LogStore::new(log);
+    let log = LogStore::new(shared.log.clone());
     let raft = Raft::new(node.0, Arc::new(config), Alone, log, MachineStore::new(shared)).await;
     let raft = raft.map_err(|error| failed(error.to_string()))?;
     let is_initialized = raft.is_initialized().await.map_err(|error| failed(error.to_string()))?;

@@ -87,6 +87,12 @@ impl GroupLog {
         self.group.id
     }
 
+    /// Ends the log of all groups: what this process holds can no longer be trusted. Every call fails
+    /// from now on, and [`LogOptions::on_fatal`](crate::LogOptions::on_fatal) runs.
+    pub fn give_up(&self, what: &str) {
+        self.handle.shared.poison(&Error::Fatal { what: what.into() });
+    }
+
     /// Appends entries that follow the last one. They can be read at return. Entries that do not follow, or
     /// are too large, change nothing and fail.
     pub fn append(&self, entries: Vec<LogEntry>, done: Done) {

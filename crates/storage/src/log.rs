@@ -58,7 +58,7 @@ impl Default for LogOptions {
     fn default() -> LogOptions {
         LogOptions {
             segment_bytes: 64 * 1024 * 1024,
-            cache_bytes: 16 * 1024 * 1024,
+            cache_bytes: 8 * 1024 * 1024,
             queue_bytes: 64 * 1024 * 1024,
             spare_segments: 2,
             lag_bytes: 256 * 1024 * 1024,
