@@ -41,6 +41,7 @@ struct Claim {
 
 #[test]
 fn what_was_answered_survives_fifty_kills_under_load() {
+    let _alone = crate::alone();
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path());
     let address = server.address;

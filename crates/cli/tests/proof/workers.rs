@@ -16,6 +16,7 @@ const STREAM_ROUNDS: usize = 10;
 
 #[test]
 fn tasks_of_a_killed_work_process_are_claimable_within_three_seconds() {
+    let _alone = crate::alone();
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path());
     let mut client = Client::new(server.address);
@@ -41,6 +42,7 @@ fn tasks_of_a_killed_work_process_are_claimable_within_three_seconds() {
 
 #[test]
 fn a_broken_session_stream_frees_its_claims_within_a_second() {
+    let _alone = crate::alone();
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path());
     let mut client = Client::new(server.address);
