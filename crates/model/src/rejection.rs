@@ -20,7 +20,7 @@ pub enum Rejection {
         queue: QueueName,
     },
     /// The task was freed and nobody claimed it since.
-    #[error("task {id} is {state}: this claim was freed, claim it again")]
+    #[error("task {id} is {state}, nobody holds it: claim it to work on it")]
     NotClaimed {
         /// Which.
         id: TaskId,
@@ -86,12 +86,20 @@ pub enum Rejection {
         limit: &'static str,
     },
     /// An atomic enqueue failed because of another of its tasks.
-    #[error("nothing was enqueued: task {n} of this atomic request was refused ({code})")]
+    #[error("nothing was enqueued, task {n} of this atomic request was refused: {because}")]
     NotAtomic {
         /// Which one, from 0.
         n: usize,
         /// Why.
-        code: &'static str,
+        because: Box<Rejection>,
+    },
+    /// The cluster has as many queues as it takes.
+    #[error("queue {queue:?} would be one too many, there are {count} already: delete empty ones")]
+    TooManyQueues {
+        /// The one that is not made.
+        queue: QueueName,
+        /// How many there are.
+        count: u64,
     },
     /// The settings are older than what is there.
     #[error("version {given} is not newer than {current}: read the queue again and retry")]
@@ -127,7 +135,8 @@ impl Rejection {
             Rejection::NotUnique { .. } => "not_unique",
             Rejection::DedupMismatch { .. } => "dedup_mismatch",
             Rejection::QueueFull { .. } => "queue_full",
-            Rejection::NotAtomic { code, .. } => code,
+            Rejection::NotAtomic { because, .. } => because.code(),
+            Rejection::TooManyQueues { .. } => "queue_full",
             Rejection::StaleVersion { .. } => "stale_version",
             Rejection::NotEmpty { .. } => "not_ready",
         }

@@ -61,8 +61,7 @@ impl Catalog {
         }
         let count = self.queues.len() as u64;
         if current == 0 && count >= limits::QUEUES_MAX {
-            let (what, limit) = ("queues are there already", "fewer queues: delete empty ones");
-            return Err(Rejection::QueueFull { queue, count, what, limit });
+            return Err(Rejection::TooManyQueues { queue, count });
         }
         self.version += 1;
         settings.version = self.version;

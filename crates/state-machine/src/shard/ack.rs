@@ -62,6 +62,7 @@ impl Shard {
         let mut w = Writer::default();
         write_new_task(&mut w, &message.task);
         self.journal.put(Table::Outbox, outbox_key(shard, message.seq), w.0);
+        self.outbox_bytes += message.task.envelope.len() as u64;
         line.messages.push_back(message);
         effects.push(Effect::Outbox { target: shard });
     }

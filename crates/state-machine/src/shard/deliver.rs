@@ -41,6 +41,7 @@ impl Shard {
         while let Some(message) = line.messages.pop_front_if(|message| message.seq <= upto) {
             let mut w = Writer::default();
             write_new_task(&mut w, &message.task);
+            self.outbox_bytes -= message.task.envelope.len() as u64;
             self.journal.delete(Table::Outbox, outbox_key(target, message.seq), &w.0);
         }
         Reply::Done

@@ -63,6 +63,14 @@ impl Shard {
         Ok(Held::Answered(settled))
     }
 
+    /// The task that `fence` holds, or why it does not.
+    pub(super) fn holding(&self, id: TaskId, fence: Fence) -> Result<Slot, Rejection> {
+        match self.held(id, fence, Verb::Other)? {
+            Held::Yes(slot) => Ok(slot),
+            Held::Answered(_) => unreachable!("only an ack or a fail is answered again"),
+        }
+    }
+
     fn held_outcome(&self, id: TaskId, given: Fence, verb: Verb) -> Result<Held, Rejection> {
         let outcome = self.outcomes.find(id).ok_or(Rejection::NotFound { id })?;
         if outcome.fence != given {
@@ -168,6 +176,7 @@ impl Shard {
         self.leave(slot);
         self.touch_removed(slot);
         let task = self.tasks.remove(slot);
+        self.extras -= u64::from(task.extra.is_some());
         effects.push(Effect::Forget { task: task.id });
         self.remove_if_dropped(task.queue);
     }

@@ -11,6 +11,7 @@ use model::{
 use super::Shard;
 use super::execution::{DedupKey, Execution, Extra, Flags, Last, NONE, OrderPlace, Slot, UniqueKey};
 use super::keys::{DedupEntry, Scoped};
+use super::queue::Queue;
 use super::shift::Side;
 use crate::effects::{Effect, Effects};
 
@@ -72,7 +73,7 @@ impl Shard {
             match self.check(task, Limits::Count, &ahead) {
                 Ok(Verdict::Known(_)) => {}
                 Ok(Verdict::New(scoped)) => ahead.add(task, &scoped),
-                Err(rejection) => return Err(Rejection::NotAtomic { n, code: rejection.code() }),
+                Err(because) => return Err(Rejection::NotAtomic { n, because: Box::new(because) }),
             }
         }
         Ok(())
@@ -121,8 +122,13 @@ impl Shard {
     }
 
     fn check_room(&self, task: &NewTask, ahead: &Ahead) -> Result<(), Rejection> {
-        let Some(queue) = self.queues.find(&task.queue).map(|no| &self.queues[no]) else {
-            return self.check_queues(&task.queue);
+        let fresh = Queue::new(task.queue.clone(), 0);
+        let queue = match self.queues.find(&task.queue) {
+            Some(no) => &self.queues[no],
+            None => {
+                self.check_queues(&task.queue, ahead)?;
+                &fresh
+            }
         };
         let policy = queue.policy();
         let waiting = queue.live() + ahead.tasks.get(&task.queue).copied().unwrap_or(0);
@@ -141,13 +147,13 @@ impl Shard {
         Ok(())
     }
 
-    fn check_queues(&self, queue: &QueueName) -> Result<(), Rejection> {
-        let count = self.queues.len() as u64;
+    fn check_queues(&self, queue: &QueueName, ahead: &Ahead) -> Result<(), Rejection> {
+        let others = ahead.tasks.keys().filter(|name| *name != queue && self.queues.find(name).is_none());
+        let count = (self.queues.len() + others.count()) as u64;
         if count < limits::QUEUES_MAX {
             return Ok(());
         }
-        let (what, limit) = ("queues are there already", "fewer queues: delete empty ones");
-        Err(Rejection::QueueFull { queue: queue.clone(), count, what, limit })
+        Err(Rejection::TooManyQueues { queue: queue.clone(), count })
     }
 
     fn insert(&mut self, at: Position, task: NewTask, scoped: &Scoped, effects: &mut Effects) -> Enqueued {
@@ -179,6 +185,7 @@ impl Shard {
             last: Last::Open,
             flags: Flags::default(),
         });
+        self.extras += u64::from(self.tasks[slot].extra.is_some());
         self.touch_new(slot);
         self.take_keys(slot);
         let state = self.enter(slot, due);

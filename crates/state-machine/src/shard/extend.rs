@@ -3,10 +3,8 @@
 use model::{Fence, Millis, Position, Rejection, Reply, StateKind, TaskId};
 
 use super::Shard;
-use super::end::{Held, Verb};
 use super::execution::{Flags, Slot};
 use super::shift::wall_at;
-use super::timers::Timer;
 
 impl Shard {
     pub(super) fn extend(
@@ -20,12 +18,10 @@ impl Shard {
         self.touch(slot);
         let claim = self.claims.get(&slot).expect("a claimed task has a claim");
         let hold = hold.unwrap_or(claim.hold);
-        let deadline = at.elapsed.after(hold);
-        let task = &mut self.tasks[slot];
-        self.elapsed_timers.remove(task.when, Timer::Deadline(id.into()));
-        task.when = deadline.0;
-        self.elapsed_timers.add(task.when, Timer::Deadline(id.into()));
-        let cancel_requested = task.flags.has(Flags::CANCEL);
+        self.disarm(slot);
+        self.tasks[slot].when = at.elapsed.after(hold).0;
+        self.arm(slot);
+        let cancel_requested = self.tasks[slot].flags.has(Flags::CANCEL);
         Ok(Reply::Held { deadline: at.wall.after(hold), cancel_requested })
     }
 
@@ -44,13 +40,6 @@ impl Shard {
         let task = &self.tasks[slot];
         let deadline = wall_at(at, task.deadline());
         Ok(Reply::Held { deadline, cancel_requested: task.flags.has(Flags::CANCEL) })
-    }
-
-    fn holding(&self, id: TaskId, fence: Fence) -> Result<Slot, Rejection> {
-        match self.held(id, fence, Verb::Other)? {
-            Held::Yes(slot) => Ok(slot),
-            Held::Answered(settled) => Err(Rejection::AlreadyEnded { id, state: settled.state }),
-        }
     }
 
     pub(super) fn is_claimed(&self, slot: Slot) -> bool {

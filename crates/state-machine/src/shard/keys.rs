@@ -110,6 +110,8 @@ impl Shard {
             NONE => {}
             next => self.place_mut(next).expect("it is in a line").prev = place.prev,
         }
+        // An ended task stays readable: it must not point at slots that others take over.
+        self.link_order(slot, NONE, NONE);
         let line = self.order.get_mut(&place.key).expect("a line stays while tasks are in it");
         let was_head = line.head == slot;
         if was_head {
@@ -182,9 +184,9 @@ impl Shard {
         self.journal.put(Table::Keys, dedup.key.0.to_be_bytes().to_vec(), value);
     }
 
-    /// A window is over. Whether there was anything to forget.
-    pub(super) fn end_window(&mut self, key: KeyHash) -> bool {
-        let Some(entry) = self.dedup.get(&key) else { return false };
+    /// A window is over.
+    pub(super) fn end_window(&mut self, key: KeyHash) {
+        let entry = self.dedup.get(&key).expect("a window's timer is taken back before its key goes");
         match entry.gone {
             None => {
                 let slot = self.tasks.find(entry.task).expect("a key that is not gone has its task");
@@ -198,14 +200,12 @@ impl Shard {
                 self.remove_if_dropped(gone.queue);
             }
         }
-        true
     }
 
     /// Forgets a request id.
-    pub(super) fn end_request(&mut self, key: KeyHash) -> bool {
-        let Some(request) = self.requests.remove(&key) else { return false };
+    pub(super) fn end_request(&mut self, key: KeyHash) {
+        let request = self.requests.remove(&key).expect("a request goes by its timer alone");
         self.journal.delete(Table::Requests, key.0.to_be_bytes().to_vec(), &request.write());
-        true
     }
 }
 

@@ -65,6 +65,7 @@ impl Shard {
             return Err("a task's queue is missing");
         }
         let fence = execution.fence;
+        self.extras += u64::from(execution.extra.is_some());
         let slot = self.tasks.insert(execution);
         if let Some(claim) = claim {
             if let Some(session) = claim.session {
@@ -126,6 +127,7 @@ impl Shard {
         let seq = u64::from_be_bytes(seq.try_into().map_err(|_| "an outbox key is not 10 bytes long")?);
         let task = record::read_new_task(value)?;
         self.journal.add_hash(super::journal::hash_record(Table::Outbox, key, value));
+        self.outbox_bytes += task.envelope.len() as u64;
         self.outbox.entry(target).or_default().messages.push_back(OutboxMessage { seq, task });
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! What a shard shows of itself. No read scans all tasks: each walks one line, or a named number of steps.
 
+use std::ops::Bound;
+
 use model::{
     Fence, KeyHash, OutboxMessage, QueueName, SessionId, ShardId, StateKind, TaskId, WallTime, WorkerName,
 };
@@ -8,7 +10,9 @@ use super::Shard;
 use super::execution::{Execution, Flags, NONE, QueueNo, Slot};
 use super::lists::{BLOCKED, CLAIMED, DEAD, DELAYED, ENDED, ENDED_OWN, LISTS, PURGED, READY, RETRYING};
 use super::queue::Queue;
-use crate::view::{ClaimView, Cursor, Filter, Page, QueueView, ReadyHint, SessionClaim, TaskView, Why};
+use crate::view::{
+    ClaimView, Cursor, Filter, Page, QueueView, ReadyHint, SessionClaim, TaskView, Totals, Why,
+};
 
 /// The cursor's word for the line of an order key.
 const ORDER_LINE: u64 = u64::MAX;
@@ -16,7 +20,15 @@ const ORDER_LINE: u64 = u64::MAX;
 const BEFORE_MAX: u64 = 10_000;
 /// What a task takes in memory, its places in the indexes included.
 const TASK_BYTES: u64 = 128;
-/// What a key, a timer or an outcome takes.
+/// What the rarer facts of a task take.
+const EXTRA_BYTES: u64 = size_of::<super::execution::Extra>() as u64 + 16;
+/// What a dedup key takes, in a table that is half full after it grew.
+const DEDUP_BYTES: u64 = 160;
+/// What a claim takes, its worker's name included.
+const CLAIM_BYTES: u64 = 256;
+/// What a queue takes.
+const QUEUE_BYTES: u64 = size_of::<Queue>() as u64 + 128;
+/// What another key, a timer or an outcome takes.
 const SMALL_BYTES: u64 = 64;
 
 impl Shard {
@@ -114,7 +126,8 @@ impl Shard {
             let start = self.order.get(&key).map_or(NONE, |line| line.head);
             let next = |task: &Execution| task.extra.as_ref().and_then(|e| e.order).map_or(NONE, |o| o.next);
             let start = match cursor.and_then(|cursor| cursor.after).and_then(|id| self.tasks.find(id)) {
-                Some(slot) if self.tasks[slot].order_key() == Some(key) => next(&self.tasks[slot]),
+                Some(slot) if self.is_in_line(slot, key) => next(&self.tasks[slot]),
+                // It ended, and was at the head then: what is at the head now came after it.
                 _ => start,
             };
             self.walk(filter, ORDER_LINE, start, next, limit, looks, &mut page);
@@ -142,6 +155,11 @@ impl Shard {
             }
         }
         page
+    }
+
+    fn is_in_line(&self, slot: Slot, key: KeyHash) -> bool {
+        let task = &self.tasks[slot];
+        task.order_key() == Some(key) && !task.state.is_ended()
     }
 
     /// Where a list goes on behind a task; from its head when the task has left it, which it did by
@@ -232,15 +250,21 @@ impl Shard {
         held.map(claim).collect()
     }
 
-    /// The sessions that hold claims here, and whose they are.
+    /// The sessions that hold claims here, and whose they are. Costs what it returns, not the claims.
     pub fn sessions(&self) -> Vec<(SessionId, WorkerName)> {
         let mut sessions: Vec<(SessionId, WorkerName)> = Vec::new();
-        for (&(session, _), slot) in &self.sessions {
-            if sessions.last().is_none_or(|(last, _)| *last != session) {
-                sessions.push((session, self.claims[slot].worker.clone()));
-            }
+        let mut next = self.sessions.first_key_value();
+        while let Some((&(session, _), slot)) = next {
+            sessions.push((session, self.claims[slot].worker.clone()));
+            let after = (Bound::Excluded((session, Fence(u64::MAX))), Bound::Unbounded);
+            next = self.sessions.range(after).next();
         }
         sessions
+    }
+
+    /// What each queue has seen, by name.
+    pub fn totals(&self) -> Vec<(QueueName, Totals)> {
+        self.queues.iter().map(|queue| (queue.name.clone(), queue.totals)).collect()
     }
 
     /// Whether a request id got claims here within its time.
@@ -253,10 +277,24 @@ impl Shard {
         self.dedup.get(&key).map(|entry| entry.task)
     }
 
-    /// Messages to another shard, oldest first.
-    pub fn outbox(&self, target: ShardId, limit: usize) -> Vec<OutboxMessage> {
-        let line = self.outbox.get(&target);
-        line.map(|line| line.messages.iter().take(limit).cloned().collect()).unwrap_or_default()
+    /// Messages to another shard, oldest first: at most `limit`, and `bytes_max` but for a single larger one.
+    pub fn outbox(&self, target: ShardId, limit: usize, bytes_max: usize) -> Vec<OutboxMessage> {
+        let Some(line) = self.outbox.get(&target) else { return Vec::new() };
+        let mut bytes = 0;
+        let mut messages: Vec<OutboxMessage> = Vec::new();
+        for message in line.messages.iter().take(limit) {
+            bytes += message.task.envelope.len();
+            if bytes > bytes_max && !messages.is_empty() {
+                break;
+            }
+            messages.push(message.clone());
+        }
+        messages
+    }
+
+    /// How many messages wait for other shards.
+    pub fn outbox_len(&self) -> u64 {
+        self.outbox.values().map(|line| line.messages.len() as u64).sum()
     }
 
     /// The shards that there are messages for.
@@ -272,15 +310,19 @@ impl Shard {
 
     /// What the state takes in memory, by count: an estimate.
     pub fn memory_bytes(&self) -> u64 {
-        let small = self.dedup.len()
-            + self.unique.len()
+        let small = self.unique.len()
             + self.order.len()
             + self.outcomes.ring.len()
             + self.requests.len()
             + self.elapsed_timers.len()
-            + self.wall_timers.len()
-            + self.claims.len();
-        self.tasks() * TASK_BYTES + small as u64 * SMALL_BYTES
+            + self.wall_timers.len();
+        self.tasks() * TASK_BYTES
+            + self.extras * EXTRA_BYTES
+            + self.dedup.len() as u64 * DEDUP_BYTES
+            + self.claims.len() as u64 * CLAIM_BYTES
+            + self.queues.len() as u64 * QUEUE_BYTES
+            + small as u64 * SMALL_BYTES
+            + self.outbox_bytes
     }
 }
 

@@ -72,6 +72,10 @@ pub struct Shard {
     requests: HashMap<KeyHash, Request, Fixed>,
     outcomes: Outcomes,
     outbox: BTreeMap<ShardId, OutboxLine>,
+    /// What the messages in the outbox weigh. Rebuilt on load.
+    outbox_bytes: u64,
+    /// Tasks with an [`execution::Extra`]. Rebuilt on load.
+    extras: u64,
     /// How far each other shard's messages have come in.
     delivered: BTreeMap<ShardId, u64>,
     elapsed_timers: Timers,
@@ -153,6 +157,8 @@ impl Shard {
             requests: HashMap::default(),
             outcomes: Outcomes { fresh: 1, ..Outcomes::default() },
             outbox: BTreeMap::new(),
+            outbox_bytes: 0,
+            extras: 0,
             delivered: BTreeMap::new(),
             elapsed_timers: Timers::default(),
             wall_timers: Timers::default(),

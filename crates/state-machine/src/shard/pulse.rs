@@ -1,6 +1,6 @@
 //! What is due because time has passed, oldest first, at most so much at once.
 
-use model::{Elapsed, FreedReason, KeyHash, Position, Recovery, Reply, StateKind, WallTime};
+use model::{FreedReason, KeyHash, Position, Reply, WallTime};
 
 use super::Shard;
 use super::end::RETAINED;
@@ -25,31 +25,18 @@ impl Shard {
         let mut done = 0;
         let mut passed: Vec<Slot> = Vec::new();
         while done < limit
-            && let Some((time, timer)) = self.elapsed_timers.pop_due(at.elapsed.0)
+            && let Some((_, timer)) = self.elapsed_timers.pop_due(at.elapsed.0)
         {
-            let counts = match timer {
-                Timer::Deadline(bits) => self.deadline_passed(bits, Elapsed(time), &mut passed),
-                Timer::Backoff(bits) => {
-                    let slot = self.waiting(bits, StateKind::Retrying);
-                    slot.map(|slot| self.become_ready(at, slot, effects)).is_some()
-                }
+            match timer {
+                Timer::Deadline(bits) => passed.push(self.timed(bits)),
+                Timer::Backoff(bits) => self.wait_is_over(at, bits, effects),
                 Timer::Request(bits) => self.end_request(KeyHash(bits.whole())),
                 _ => unreachable!("{timer:?} is not counted in elapsed time"),
-            };
-            done += u32::from(counts);
+            }
+            done += 1;
         }
         self.free_all(at, passed, FreedReason::Deadline, effects);
         done
-    }
-
-    fn deadline_passed(&self, bits: Bits, deadline: Elapsed, passed: &mut Vec<Slot>) -> bool {
-        let Some(slot) = self.tasks.find(bits.task()) else { return false };
-        let current = self.is_claimed(slot) && self.tasks[slot].deadline() == deadline;
-        let freed = current && self.recovery(slot) == Recovery::Auto;
-        if freed {
-            passed.push(slot);
-        }
-        freed
     }
 
     /// Delays, expiries, retentions of a task's own and dedup windows.
@@ -58,33 +45,33 @@ impl Shard {
         while done < limit
             && let Some((_, timer)) = self.wall_timers.pop_due(at.wall.millis())
         {
-            let counts = match timer {
-                Timer::Delay(bits) => {
-                    let slot = self.waiting(bits, StateKind::Delayed);
-                    slot.map(|slot| self.become_ready(at, slot, effects)).is_some()
-                }
-                Timer::Expiry(bits) => {
-                    let slot =
-                        self.tasks.find(bits.task()).filter(|&slot| self.tasks[slot].state.is_waiting());
-                    slot.map(|slot| self.expire(at, slot, effects)).is_some()
-                }
-                Timer::OwnRetention(bits) => {
-                    let slot = self.tasks.find(bits.task());
-                    slot.map(|slot| self.forget(at, slot, effects)).is_some()
-                }
+            match timer {
+                Timer::Delay(bits) => self.wait_is_over(at, bits, effects),
+                Timer::Expiry(bits) => self.expire(at, self.timed(bits), effects),
+                Timer::OwnRetention(bits) => self.forget(at, self.timed(bits), effects),
                 Timer::Window(bits) => self.end_window(KeyHash(bits.whole())),
                 _ => unreachable!("{timer:?} is not counted in wall time"),
-            };
-            done += u32::from(counts);
+            }
+            done += 1;
         }
         done
     }
 
-    /// The task of a timer, if it waits in that state and no purge has marked it.
-    fn waiting(&self, bits: Bits, state: StateKind) -> Option<Slot> {
-        let slot = self.tasks.find(bits.task())?;
+    /// The task of a timer. A timer that no longer means anything was taken back: one that a reload sets
+    /// and another replica has seen fire would part the two.
+    fn timed(&self, bits: Bits) -> Slot {
+        self.tasks.find(bits.task()).expect("a timer is taken back before its task goes")
+    }
+
+    /// A delay or a backoff is over; for a task that a purge has marked, this is the end.
+    fn wait_is_over(&mut self, at: Position, bits: Bits, effects: &mut Effects) {
+        let slot = self.timed(bits);
         let task = &self.tasks[slot];
-        (task.state == state && !self.queues[task.queue].purged(task)).then_some(slot)
+        if self.queues[task.queue].purged(task) {
+            self.end_purged(at, slot, effects);
+        } else {
+            self.become_ready(at, slot, effects);
+        }
     }
 
     /// Ended and dead tasks whose queue's retention is over. Which queues are looked at may differ

@@ -3,6 +3,7 @@
 use model::{Position, QueueName, Rejection, Reply, StateKind};
 
 use super::Shard;
+use super::execution::Slot;
 use super::lists::{BLOCKED, DELAYED, PURGED, READY, RETRYING};
 use super::queue::PurgeMark;
 use crate::effects::Effects;
@@ -12,12 +13,14 @@ impl Shard {
         let no = self.queues.find(&name).ok_or(Rejection::UnknownQueue { queue: name })?;
         self.touch_queue(no);
         let queue = self.queues.at_mut(no);
-        // Whatever waits now has a rank between the two counters; whatever waits later has not.
-        queue.purges.push(PurgeMark { after: self.counters.front, before: self.counters.back });
         let mut purged = queue.lists[PURGED];
         for list in (READY..READY + 10).chain([DELAYED, RETRYING, BLOCKED]) {
             let mut marked = std::mem::take(&mut queue.lists[list]);
             purged.append(&mut self.tasks, &mut marked);
+        }
+        if purged.len > queue.lists[PURGED].len {
+            // Whatever waits now has a rank between the two counters; whatever waits later has not.
+            queue.purges.push(PurgeMark { after: self.counters.front, before: self.counters.back });
         }
         queue.lists[PURGED] = purged;
         self.queues.set_purging(no, true);
@@ -34,12 +37,16 @@ impl Shard {
             while done < limit
                 && let Some(slot) = self.first(PURGED, no)
             {
-                self.end_because(at, slot, StateKind::Cancelled, "its queue was purged".to_owned(), effects);
+                self.end_purged(at, slot, effects);
                 done += 1;
             }
             self.finish_purge(no);
         }
         done
+    }
+
+    pub(super) fn end_purged(&mut self, at: Position, slot: Slot, effects: &mut Effects) {
+        self.end_because(at, slot, StateKind::Cancelled, "its queue was purged".to_owned(), effects);
     }
 
     fn finish_purge(&mut self, no: super::QueueNo) {

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Index;
 
-use model::{Millis, QueueName, QueuePolicy, QueueSettings, Recovery, Rejection, Reply, StateKind};
+use model::{Millis, QueueName, QueuePolicy, QueueSettings, Rejection, Reply};
 
 use super::Shard;
 use super::execution::{NONE, QueueNo};
 use super::lists::CLAIMED;
 use super::queue::Queue;
-use super::timers::Timer;
 
 /// The queues, by name and by number.
 #[derive(Default)]
@@ -127,28 +126,24 @@ impl Shard {
     /// What follows from other settings: claims and deadlines that did not count before.
     fn change_settings(&mut self, no: QueueNo, settings: QueueSettings) {
         let queue = self.queues.at_mut(no);
-        let was_manual = queue.policy().recovery == Recovery::Manual;
-        let was_paused = queue.settings.paused;
-        queue.settings = settings;
-        let queue = &self.queues[no];
-        let frees_now = was_manual && queue.policy().recovery == Recovery::Auto;
-        if was_paused && !queue.settings.paused && queue.ready() > 0 {
+        let before = std::mem::replace(&mut queue.settings, settings);
+        if before.paused && !queue.settings.paused && queue.ready() > 0 {
             self.became_ready.push(no);
         }
-        if frees_now {
-            self.arm_deadlines(no);
+        if before.policy.recovery != queue.settings.policy.recovery {
+            self.rearm_claims(no);
         }
         self.rearm_retention(no);
     }
 
-    /// Deadlines that passed while the queue was recovered by hand count from now on.
-    fn arm_deadlines(&mut self, no: QueueNo) {
+    /// Deadlines count from now on, or no longer: those of a queue that is recovered by hand do not.
+    /// Costs as much as the queue has claims.
+    fn rearm_claims(&mut self, no: QueueNo) {
         let mut slot = self.queues[no].lists[CLAIMED].head;
         while slot != NONE {
-            let task = &self.tasks[slot];
-            debug_assert_eq!(task.state, StateKind::Claimed);
-            self.elapsed_timers.set(task.when, Timer::Deadline(task.id.into()));
-            slot = task.next;
+            self.disarm(slot);
+            self.arm(slot);
+            slot = self.tasks[slot].next;
         }
     }
 

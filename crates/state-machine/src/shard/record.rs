@@ -216,10 +216,7 @@ pub(super) fn read_execution(id: TaskId, bytes: &[u8]) -> Read<(Execution, Optio
     let r = &mut Reader(bytes);
     r.version()?;
     let state = StateKind::from_number(r.u8()?).ok_or("a state is unknown")?;
-    let priority = r.u8()?;
-    if priority > model::limits::PRIORITY_MAX {
-        return Err("a priority is over 9");
-    }
+    let priority = read_priority(r)?;
     let last = Last::from_number(r.u8()?).ok_or("an outcome is unknown")?;
     let flags = Flags::from_state(r.u8()?);
     let execution = Execution {
@@ -256,6 +253,11 @@ pub(super) fn read_execution(id: TaskId, bytes: &[u8]) -> Read<(Execution, Optio
         return Err("a claim does not fit its state");
     }
     Ok((execution, claim))
+}
+
+fn read_priority(r: &mut Reader<'_>) -> Read<u8> {
+    let priority = r.u8()?;
+    if priority <= model::limits::PRIORITY_MAX { Ok(priority) } else { Err("a priority is over 9") }
 }
 
 fn read_extra(r: &mut Reader<'_>) -> Read<Extra> {
@@ -394,7 +396,7 @@ pub(super) fn read_new_task(bytes: &[u8]) -> Read<NewTask> {
         queue: r.queue_name()?,
         kind_hash: r.u32()?,
         digest: Digest(r.u128()?),
-        priority: r.u8()?,
+        priority: read_priority(r)?,
         start: match r.u8()? {
             0 => Start::Now,
             1 => Start::After(r.millis()?),

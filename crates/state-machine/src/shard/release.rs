@@ -4,7 +4,6 @@ use model::command::OnTask;
 use model::{Event, Fence, FreedReason, Millis, Position, Rejection, Reply, StateKind, TaskId};
 
 use super::Shard;
-use super::end::{Held, Verb};
 use super::execution::Slot;
 use crate::effects::Effects;
 
@@ -17,10 +16,8 @@ impl Shard {
         delay: Millis,
         effects: &mut Effects,
     ) -> Result<Reply, Rejection> {
-        match self.held(id, fence, Verb::Other)? {
-            Held::Yes(slot) => Ok(self.free(at, slot, FreedReason::Released, delay, effects)),
-            Held::Answered(settled) => Ok(Reply::Settled(settled)),
-        }
+        let slot = self.holding(id, fence)?;
+        Ok(self.free(at, slot, FreedReason::Released, delay, effects))
     }
 
     pub(super) fn put_back(

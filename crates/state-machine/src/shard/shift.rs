@@ -1,6 +1,6 @@
 //! How a task moves from state to state: its line, its counts and its timers move with it.
 
-use model::{Elapsed, Event, Position, StateKind, WallTime};
+use model::{Elapsed, Event, Position, Recovery, StateKind, WallTime};
 
 use super::Shard;
 use super::execution::{NONE, Slot};
@@ -73,7 +73,10 @@ impl Shard {
         match task.state {
             StateKind::Delayed => self.wall_timers.add(task.when, Timer::Delay(bits)),
             StateKind::Retrying => self.elapsed_timers.add(task.when, Timer::Backoff(bits)),
-            StateKind::Claimed => self.elapsed_timers.add(task.when, Timer::Deadline(bits)),
+            // A claim that waits for a person has no timer: it would fire for nothing.
+            StateKind::Claimed if self.recovery(slot) == Recovery::Auto => {
+                self.elapsed_timers.add(task.when, Timer::Deadline(bits));
+            }
             _ => {}
         }
         if task.state.is_waiting()

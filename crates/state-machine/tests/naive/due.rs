@@ -40,7 +40,7 @@ impl Naive {
             let Some(&(_, due)) = all.iter().filter(not_yet).min() else { break };
             match due {
                 Due::Deadline(id) => passed.push(task_id(id)),
-                Due::Backoff(id) => self.enter(self.at(id), St::Ready),
+                Due::Backoff(id) => self.wait_is_over(self.at(id)),
                 Due::Request(key) => self.requests.retain(|request| request.key.0 != key),
                 other => unreachable!("{other:?} is not counted in elapsed time"),
             }
@@ -48,6 +48,15 @@ impl Naive {
         }
         self.free_many(&passed, FreedReason::Deadline);
         done
+    }
+
+    /// For a task that a purge has marked this is the end.
+    fn wait_is_over(&mut self, i: usize) {
+        if self.tasks[i].marked.is_some() {
+            self.end(i, StateKind::Cancelled, None);
+        } else {
+            self.enter(i, St::Ready);
+        }
     }
 
     fn all_elapsed(&self) -> Vec<(u64, Due)> {
@@ -59,9 +68,7 @@ impl Naive {
                 St::Claimed(held) if held.deadline <= now && self.recovery(i) == Recovery::Auto => {
                     due.push((held.deadline.0, Due::Deadline(id)));
                 }
-                St::Retrying { due: at } if *at <= now && task.marked.is_none() => {
-                    due.push((at.0, Due::Backoff(id)))
-                }
+                St::Retrying { due: at } if *at <= now => due.push((at.0, Due::Backoff(id))),
                 _ => {}
             }
         }
@@ -79,7 +86,7 @@ impl Naive {
                 Due::Delay(id) => {
                     let i = self.at(id);
                     self.tasks[i].since = self.wall;
-                    self.enter(i, St::Ready);
+                    self.wait_is_over(i);
                 }
                 Due::Expiry(id) => {
                     self.end(self.at(id), StateKind::Expired, None);
@@ -98,7 +105,7 @@ impl Naive {
         for task in &self.tasks {
             let id = task.id.bits();
             match task.st {
-                St::Delayed { due: at } if task.marked.is_none() => due.push((at, Due::Delay(id))),
+                St::Delayed { due: at } => due.push((at, Due::Delay(id))),
                 St::Ended { at, kind, .. } if kind != StateKind::Dead => {
                     due.extend(task.retention.map(|kept| (at.after(kept), Due::OwnRetention(id))));
                 }

@@ -334,8 +334,8 @@ impl Naive {
         let refused = results.iter().position(Result::is_err).filter(|_| atomic);
         let Some(n) = refused else { return Ok(results) };
         *self = before;
-        let code = results[n].as_ref().expect_err("it was refused").code();
-        Err(Rejection::NotAtomic { n, code })
+        let because = Box::new(results[n].clone().expect_err("it was refused"));
+        Err(Rejection::NotAtomic { n, because })
     }
 
     /// Takes one task in, or says which one it is a duplicate of.

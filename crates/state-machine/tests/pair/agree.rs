@@ -41,7 +41,7 @@ pub(crate) fn views(shard: &Shard, model: &Naive) {
         assert_eq!(shard.knows_request(request), model.knows_request(request));
     }
     for target in (2..4).filter_map(ShardId::new) {
-        assert_eq!(shard.outbox(target, usize::MAX), model.outbox_to(target));
+        assert_eq!(shard.outbox(target, usize::MAX, usize::MAX), model.outbox_to(target));
     }
 }
 

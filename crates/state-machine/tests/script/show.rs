@@ -39,7 +39,7 @@ impl Script {
             }
             _ => {
                 let target = shard(super::words::number(words.next("a shard")) as u16);
-                let messages = self.pair.shard.outbox(target, usize::MAX);
+                let messages = self.pair.shard.outbox(target, usize::MAX, usize::MAX);
                 if messages.is_empty() {
                     self.say(format!("nothing for shard {target}"));
                 }

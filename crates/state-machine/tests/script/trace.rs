@@ -33,7 +33,7 @@ impl Script {
         messages.dedup();
         for target in messages {
             let count = effects.iter().filter(|effect| **effect == Effect::Outbox { target }).count();
-            let all = self.pair.shard.outbox(target, usize::MAX);
+            let all = self.pair.shard.outbox(target, usize::MAX, usize::MAX);
             for message in &all[all.len() - count..] {
                 let name = self.name_of(message.task.id);
                 self.say(format!("{name} → outbox for shard {target} #{}", message.seq));
@@ -169,6 +169,7 @@ impl Script {
             }
             Rejection::QueueFull { count, limit, .. } => format!(" {limit} reached at {count}"),
             Rejection::NotAtomic { n, .. } => format!(" because of task {n}: nothing was enqueued"),
+            Rejection::TooManyQueues { count, .. } => format!(" there are {count}"),
             Rejection::StaleVersion { current, .. } => format!(" current={current}"),
             Rejection::NotEmpty { count, .. } => format!(" count={count}"),
         };

@@ -1,0 +1,130 @@
+//! Bounds that random sequences are too short to reach, and cursors that outlive their task.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use bytes::Bytes;
+use model::command::{Ack, Claim, ClaimQueue, OnTask};
+use model::{
+    Command, Digest, Elapsed, FollowUp, KeyHash, Millis, NewTask, Position, QueueName, Rejection, Reply,
+    RetryOverride, ShardId, Start, TaskId, WallTime, WorkerName, limits,
+};
+use state_machine::view::Filter;
+use state_machine::{Effects, Shard};
+
+struct Driver {
+    shard: Shard,
+    index: u64,
+}
+
+impl Driver {
+    fn new() -> Driver {
+        Driver { shard: Shard::new(shard(1), 4), index: 0 }
+    }
+
+    fn apply(&mut self, command: Command) -> Result<Reply, Rejection> {
+        self.index += 1;
+        let wall = WallTime::from_millis(1_000_000 + self.index);
+        let at = Position { index: self.index, n: 0, elapsed: Elapsed(self.index), wall };
+        self.shard.apply(at, command, &mut Effects::default())
+    }
+
+    fn enqueue(&mut self, tasks: Vec<NewTask>) {
+        self.apply(Command::Enqueue { tasks, atomic: false }).unwrap();
+    }
+
+    fn claim_and_ack(&mut self, then: Vec<FollowUp>) -> TaskId {
+        let queues = vec![ClaimQueue { name: queue("mail"), weight: 0 }];
+        let worker = WorkerName::new("w").unwrap();
+        let claim = Claim { queues, worker, session: None, max: 1, hold: None, request: None };
+        let Reply::Claimed(claims) = self.apply(Command::Claim(claim)).unwrap() else { panic!("a claim") };
+        let (task, fence) = (claims[0].id, claims[0].fence);
+        self.apply(Command::Ack(Ack { task, fence, output: Bytes::new(), then })).unwrap();
+        task
+    }
+}
+
+fn shard(number: u16) -> ShardId {
+    ShardId::new(number).unwrap()
+}
+
+fn queue(name: &str) -> QueueName {
+    QueueName::new(name).unwrap()
+}
+
+fn task(n: u64, name: &str) -> NewTask {
+    NewTask {
+        id: TaskId::new(shard(1), WallTime::from_millis(n), n),
+        queue: queue(name),
+        kind_hash: 0,
+        digest: Digest(0),
+        priority: 5,
+        start: Start::Now,
+        order_key: None,
+        dedup: None,
+        unique: None,
+        hold: None,
+        retry: RetryOverride::default(),
+        expires_in: None,
+        retention: None,
+        envelope: Bytes::from_static(b"envelope"),
+    }
+}
+
+#[test]
+fn a_list_by_order_key_goes_on_when_the_task_of_its_cursor_has_ended() {
+    let mut driver = Driver::new();
+    let key = |text| Some(KeyHash::new(&queue("mail"), text));
+    let keyed = |n, text, retention| NewTask { order_key: key(text), retention, ..task(n, "mail") };
+    driver.enqueue(vec![
+        keyed(1, "k", None),
+        keyed(2, "k", Some(Millis(0))),
+        keyed(3, "k", None),
+        keyed(4, "k", None),
+    ]);
+    let filter = Filter { order_key: key("k"), ..Filter::default() };
+    let page = driver.shard.list(&filter, None, 1, 10);
+    assert_eq!(page.tasks[0].id, task(1, "mail").id);
+    // The cursor's task ends but stays readable; the one behind it goes, and others take its slot.
+    driver.apply(Command::Discard(OnTask { task: page.tasks[0].id, fence: None })).unwrap();
+    assert_eq!(driver.claim_and_ack(Vec::new()), task(2, "mail").id);
+    driver.apply(Command::Pulse { limit: 100 }).unwrap();
+    driver.enqueue(vec![keyed(77, "another", None), keyed(78, "another", None)]);
+    let page = driver.shard.list(&filter, page.cursor, 10, 10);
+    let ids: Vec<TaskId> = page.tasks.iter().map(|task| task.id).collect();
+    assert_eq!(ids, [task(3, "mail").id, task(4, "mail").id]);
+}
+
+#[test]
+fn messages_to_another_shard_come_in_bites_that_fit_an_entry() {
+    let mut driver = Driver::new();
+    driver.enqueue(vec![task(1, "mail")]);
+    let envelope = Bytes::from(vec![0; 1_000]);
+    let large =
+        |n| FollowUp { shard: shard(2), task: NewTask { envelope: envelope.clone(), ..task(n, "after") } };
+    driver.claim_and_ack((10..20).map(large).collect());
+    let outbox = |limit, bytes| driver.shard.outbox(shard(2), limit, bytes).len();
+    assert_eq!(outbox(500, usize::MAX), 10);
+    assert_eq!(outbox(500, 3_500), 3);
+    assert_eq!(outbox(2, 3_500), 2);
+    assert_eq!(outbox(500, 10), 1, "a single larger one goes alone");
+    assert_eq!(driver.shard.outbox_len(), 10);
+}
+
+#[test]
+fn an_atomic_enqueue_counts_the_queues_that_it_would_make() {
+    let mut driver = Driver::new();
+    for n in 1..limits::QUEUES_MAX {
+        driver.enqueue(vec![task(n, &format!("q{n}"))]);
+    }
+    let two = vec![task(90_001, "new-1"), task(90_002, "new-2")];
+    let refused = driver.apply(Command::Enqueue { tasks: two, atomic: true }).unwrap_err();
+    assert!(
+        matches!(&refused, Rejection::NotAtomic { n: 1, because }
+            if matches!(**because, Rejection::TooManyQueues { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(refused.code(), "queue_full");
+    assert_eq!(driver.shard.queues().len() as u64, limits::QUEUES_MAX - 1);
+    let same = vec![task(90_001, "new"), task(90_002, "new")];
+    driver.apply(Command::Enqueue { tasks: same, atomic: true }).unwrap();
+}
