@@ -5,7 +5,7 @@ use model::{
 };
 
 use super::execution::{Flags, Last, QueueNo, Slot};
-use super::journal::execution_key;
+use super::journal::{execution_key, hash_outcome};
 use super::lists::{DEAD, ENDED, ENDED_OWN};
 use super::record::{Read, Reader, Writer};
 use super::shift::Side;
@@ -201,7 +201,13 @@ impl Shard {
             until,
         };
         self.counters.outcome += 1;
-        self.journal.add_hash(outcome.hash());
+        let fresh = &mut self.outcomes.fresh_bytes;
+        if fresh.0.is_empty() {
+            super::record::version(fresh);
+        }
+        let start = fresh.0.len();
+        outcome.write(fresh);
+        self.journal.add_hash(hash_outcome(&fresh.0[start..]));
         self.outcomes.by_task.insert(outcome.task, outcome.seq);
         self.outcomes.ring.push_back(outcome);
     }
@@ -213,7 +219,7 @@ impl Shard {
         }
         let outcome = self.outcomes.ring.pop_front().expect("it was just seen");
         self.counters.first_outcome = outcome.seq + 1;
-        self.journal.subtract_hash(outcome.hash());
+        self.journal.subtract_outcome(&outcome);
         if self.outcomes.by_task.get(&outcome.task) == Some(&outcome.seq) {
             self.outcomes.by_task.remove(&outcome.task);
         }
@@ -228,21 +234,14 @@ impl Shard {
 
     /// Writes the outcomes since the last cut as one record.
     pub(super) fn store_outcomes(&mut self) {
-        let fresh =
-            self.outcomes.fresh.max(self.outcomes.ring.front().map_or(u64::MAX, |outcome| outcome.seq));
+        let (first, last) = (self.outcomes.fresh, self.counters.outcome - 1);
         self.outcomes.fresh = self.counters.outcome;
-        if fresh >= self.counters.outcome {
-            return;
+        let bytes = std::mem::take(&mut self.outcomes.fresh_bytes).0;
+        // With an empty ring all of them have gone already, and nobody would remove the record.
+        if !bytes.is_empty() && !self.outcomes.ring.is_empty() {
+            self.outcomes.chunks.push_back((first, last));
+            self.journal.store(Table::Outcomes, first.to_be_bytes().to_vec(), Some(bytes));
         }
-        let skip = self.outcomes.ring.partition_point(|outcome| outcome.seq < fresh);
-        let mut w = Writer::default();
-        super::record::version(&mut w);
-        for outcome in self.outcomes.ring.range(skip..) {
-            w.u64(outcome.seq);
-            outcome.write(&mut w);
-        }
-        self.outcomes.chunks.push_back((fresh, self.counters.outcome - 1));
-        self.journal.store(Table::Outcomes, fresh.to_be_bytes().to_vec(), Some(w.0));
     }
 
     /// Sees to it that the retention of a queue's ended and dead tasks is looked at in time.
@@ -298,6 +297,7 @@ impl super::Outcomes {
 
 impl Outcome {
     pub(super) fn write(&self, w: &mut Writer) {
+        w.u64(self.seq);
         w.u128(self.task.bits());
         w.u64(self.fence.0);
         w.u8(self.last as u8);

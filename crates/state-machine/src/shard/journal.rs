@@ -57,6 +57,11 @@ fn hash_execution(bytes: &[u8]) -> u128 {
     xxhash_rust::xxh3::xxh3_128_with_seed(bytes, Table::Executions as u64)
 }
 
+/// The hash of one outcome: they are stored many in a record, but come and go one by one.
+pub(super) fn hash_outcome(bytes: &[u8]) -> u128 {
+    xxhash_rust::xxh3::xxh3_128_with_seed(bytes, Table::Outcomes as u64)
+}
+
 impl Journal {
     pub(super) fn changed(&self) -> usize {
         self.changed[self.epoch].len() + self.removed.len() + self.pending.len() + self.queues.len()
@@ -83,16 +88,11 @@ impl Journal {
         self.hash = self.hash.wrapping_add(hash);
     }
 
-    pub(super) fn subtract_hash(&mut self, hash: u128) {
-        self.hash = self.hash.wrapping_sub(hash);
-    }
-}
-
-impl Outcome {
-    pub(super) fn hash(&self) -> u128 {
-        let mut w = Writer::default();
-        self.write(&mut w);
-        hash_record(Table::Outcomes, &self.seq.to_be_bytes(), &w.0)
+    /// An outcome went.
+    pub(super) fn subtract_outcome(&mut self, outcome: &Outcome) {
+        self.scratch.0.clear();
+        outcome.write(&mut self.scratch);
+        self.hash = self.hash.wrapping_sub(hash_outcome(&self.scratch.0));
     }
 }
 

@@ -108,12 +108,13 @@ impl Shard {
         r.version()?;
         let mut last = first;
         while !r.0.is_empty() {
+            let rest = r.0;
             let outcome = Outcome::read(r)?;
             last = outcome.seq;
             if outcome.seq < self.counters.first_outcome {
                 continue;
             }
-            self.journal.add_hash(outcome.hash());
+            self.journal.add_hash(super::journal::hash_outcome(&rest[..rest.len() - r.0.len()]));
             self.outcomes.by_task.insert(outcome.task, outcome.seq);
             self.outcomes.ring.push_back(outcome);
         }

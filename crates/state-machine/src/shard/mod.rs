@@ -129,6 +129,8 @@ struct Outcomes {
     chunks: VecDeque<(u64, u64)>,
     /// The first that no checkpoint holds.
     fresh: u64,
+    /// Those that no checkpoint holds, as a checkpoint will: encoded one by one, so that a cut is short.
+    fresh_bytes: Writer,
 }
 
 /// Messages to one other shard.
