@@ -5,10 +5,12 @@
 
 mod records;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use model::GroupId;
 use serde_json::json;
 use storage::check::{Finding, Report, Severity};
 use storage::{DirLock, LOCK_FILE, RealDisk};
@@ -50,6 +52,7 @@ pub(crate) fn run(args: &Check) -> Result<()> {
         let path = storage::checkpoint_path(group);
         report.findings.push(Finding { path, severity: Severity::Damage, text });
     }
+    compare(&mut report, &records);
     show(Output::new(args.output), &report, &records)?;
     let damaged = report.findings.iter().filter(|finding| finding.severity == Severity::Damage).count();
     match damaged {
@@ -57,6 +60,24 @@ pub(crate) fn run(args: &Check) -> Result<()> {
         _ => {
             Err(Failure::new(Exit::Failure, format!("{} is damaged in {damaged} places", dir.display()))
                 .into())
+        }
+    }
+}
+
+/// Adds the groups whose log does not go on where their checkpoint ends: a start would refuse.
+fn compare(report: &mut Report, records: &Records) {
+    // A log that cannot be read has been reported.
+    let Some(states) = report.groups.clone() else { return };
+    let groups: BTreeSet<GroupId> = states.keys().chain(records.applied.keys()).copied().collect();
+    for group in groups {
+        let path = storage::checkpoint_path(group);
+        let is_damaged = |finding: &Finding| finding.path == path && finding.severity == Severity::Damage;
+        if report.findings.iter().any(is_damaged) {
+            continue;
+        }
+        let state = states.get(&group).copied().unwrap_or_default();
+        if let Some(text) = state.gap_after(records.applied.get(&group).copied()) {
+            report.findings.push(Finding { path, severity: Severity::Damage, text });
         }
     }
 }

@@ -36,6 +36,13 @@ pub(crate) fn apply<M: Codec>(
     responder: Option<ApplyResponder<Types>>,
 ) -> io::Result<()> {
     let index = entry.log_id.index;
+    let next = shared.lock().applied.map_or(0, |applied| applied.index + 1);
+    if index != next {
+        let group = shared.group;
+        let what = format!("entry {index} of group {group} does not follow: entry {next} is missing");
+        shared.log.give_up(&what);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
     let outcome = match entry.payload {
         EntryPayload::Normal(EntryBytes(bytes)) => {
             let batch = decode::<M>(bytes, index)?;
@@ -185,11 +192,14 @@ fn fill_in<M: Codec>(
         let kept = row.and_then(|row| KeptMessage::decode(row).ok());
         claims[i].envelope = kept.and_then(|kept| kept.envelope).unwrap_or_default();
     }
-    for &(n, _, _) in missing {
+    // They come in order: each reply is looked at once.
+    for some in missing.chunk_by(|(n, ..), (next, ..)| n == next) {
+        let n = some[0].0;
         let claims = results[n].as_mut().ok().and_then(M::claims).expect("this reply had claims before");
         claims.retain(|claim: &Claimed| {
             if claim.envelope.is_empty() {
-                tracing::error!(group = %shared.group, task = %claim.id, "a claimed task has no envelope");
+                let what = "a claimed task has no envelope: nobody works on it until its hold ends";
+                tracing::error!(group = %shared.group, task = %claim.id, "{what}");
             }
             !claim.envelope.is_empty()
         });

@@ -5,6 +5,7 @@
 //! grows: tasks that live shorter than that never reach the disk. Next: `keep`, `records`,
 //! `storage::checkpoint`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ const BUSY_CHANGES: usize = 2_000;
 const LOG_BYTES_MAX: u64 = 128 * 1024 * 1024;
 /// So many tasks with news since the last checkpoint end any pause: they are held in memory, whole.
 const NEWS_MAX: usize = 50_000;
+/// How often a pause looks whether this group keeps segments from being used again.
+const LAG_LOOK: Duration = Duration::from_millis(500);
 /// How often a long pause looks whether it should end.
 const BUSY_LOOK: Duration = Duration::from_millis(100);
 /// Records encoded, or envelopes cached, per hold of the lock.
@@ -91,7 +94,13 @@ impl<M: Codec> Checkpointer<M> {
             self.shared.applied.notified().await;
         }
         let start = Instant::now();
-        sleep(self.interval).await;
+        loop {
+            // At least one look long: a purge takes its time too.
+            sleep(LAG_LOOK.min(self.interval.saturating_sub(start.elapsed()))).await;
+            if start.elapsed() >= self.interval || self.shared.log.is_lagging() {
+                break;
+            }
+        }
         while self.is_busy() && start.elapsed() < INTERVAL_BUSY {
             sleep(BUSY_LOOK).await;
         }
@@ -106,14 +115,27 @@ impl<M: Codec> Checkpointer<M> {
         let core = self.shared.lock();
         let news = core.keep.changed();
         let busy = core.machine.changed() + news > BUSY_CHANGES;
-        busy && news < NEWS_MAX && core.bytes_since_cut < LOG_BYTES_MAX
+        busy && news < NEWS_MAX && core.bytes_since_cut < LOG_BYTES_MAX && !self.shared.log.is_lagging()
     }
 
     /// Writes a checkpoint of all that is applied now, and lets the log before it go.
     pub(crate) async fn checkpoint(self: Arc<Self>) -> Result<()> {
         // In a task of its own: a caller that gives up must not leave a cut half read.
-        let task = tokio::spawn(async move { self.checkpoint_whole().await });
-        task.await.unwrap_or(Err(Error::Stopped))
+        let whole = self.clone();
+        let task = tokio::spawn(async move { whole.checkpoint_whole().await });
+        match task.await {
+            Ok(result) => result,
+            Err(error) if error.is_panic() => Err(self.panicked()),
+            Err(_) => Err(Error::Stopped),
+        }
+    }
+
+    /// What a panic took with it is nowhere else: without checkpoints the log would grow without end, so
+    /// nothing goes on.
+    fn panicked(&self) -> Error {
+        let what = format!("a checkpoint of group {} panicked", self.shared.group);
+        self.shared.log.give_up(&what);
+        Error::Storage { group: self.shared.group, what }
     }
 
     async fn checkpoint_whole(&self) -> Result<()> {
@@ -133,12 +155,15 @@ impl<M: Codec> Checkpointer<M> {
         let (done, result) = oneshot::channel();
         let shared = self.shared.clone();
         let work = move || {
-            let cut = cut.unwrap_or_else(|| make_cut(&shared));
-            let written = write_cut(&shared, &cut);
-            drop(done.send((cut, written)));
+            let written = catch_unwind(AssertUnwindSafe(|| {
+                let cut = cut.unwrap_or_else(|| make_cut(&shared));
+                let written = write_cut(&shared, &cut);
+                (cut, written)
+            }));
+            drop(done.send(written));
         };
         self.shared.executor.spawn(&format!("checkpoint-{}", self.shared.group), Box::new(work));
-        let (cut, written) = result.await.map_err(|_| Error::Stopped)?;
+        let (cut, written) = result.await.map_err(|_| Error::Stopped)?.map_err(|_| self.panicked())?;
         if let Err(error) = written {
             *unwritten = Some(cut);
             if error.is_fatal() {

@@ -19,6 +19,9 @@ pub trait Codec: Machine {
     /// The command that does what is due; nothing for a machine that time does not touch.
     fn pulse(limit: u32) -> Option<Self::Command>;
 
+    /// Whether a command brings work that was not there: it is refused before those that end work.
+    fn is_new_work(command: &Self::Command) -> bool;
+
     /// The claims in a reply, which want their envelopes.
     fn claims(reply: &mut Self::Reply) -> Option<&mut Vec<Claimed>>;
 }
@@ -34,6 +37,11 @@ impl Codec for Shard {
 
     fn pulse(limit: u32) -> Option<Command> {
         Some(Command::Pulse { limit })
+    }
+
+    fn is_new_work(command: &Command) -> bool {
+        // What another shard delivers was acknowledged to somebody: it is not new.
+        matches!(command, Command::Enqueue { .. })
     }
 
     fn claims(reply: &mut Reply) -> Option<&mut Vec<Claimed>> {
@@ -55,6 +63,10 @@ impl Codec for Catalog {
 
     fn pulse(_limit: u32) -> Option<CatalogCommand> {
         None
+    }
+
+    fn is_new_work(_command: &CatalogCommand) -> bool {
+        false
     }
 
     fn claims(_reply: &mut CatalogReply) -> Option<&mut Vec<Claimed>> {

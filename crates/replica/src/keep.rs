@@ -21,7 +21,7 @@ const CACHED_OVERHEAD_BYTES: usize = 120;
 pub(crate) struct News {
     /// It entered since the last cut: the checkpoint has nothing of it.
     pub(crate) fresh: bool,
-    /// It went: the checkpoint forgets it.
+    /// It went: the checkpoint forgets what it has of it. If it is fresh too, it came again after that.
     pub(crate) forgotten: bool,
     pub(crate) envelope: Option<Bytes>,
     pub(crate) output: Option<Bytes>,
@@ -43,6 +43,11 @@ impl News {
         self.history.push(line);
     }
 
+    /// It went and did not come again.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.forgotten && !self.fresh
+    }
+
     /// Whether its envelope will be wanted again: nobody holds the task, and it has not ended.
     fn is_waiting(&self) -> bool {
         match self.history.last().map(|line| &line.event) {
@@ -53,6 +58,16 @@ impl News {
                 Event::Claimed { .. } | Event::Acked { .. } | Event::CancelRequested | Event::Ended { .. },
             ) => false,
         }
+    }
+}
+
+/// Whether a task has ended with this: nobody will claim it, unless it is requeued. A claim is no end, and its
+/// answer wants the envelope still.
+fn ends(event: &Event) -> bool {
+    match event {
+        Event::Acked { .. } | Event::Ended { .. } => true,
+        Event::Failed { state, .. } | Event::Freed { state, .. } => state.is_ended(),
+        _ => false,
     }
 }
 
@@ -96,6 +111,9 @@ impl Keep {
             Effect::Happened { task, event, .. } => {
                 let line = HistoryLine { at: at.wall, index: at.index, event: event.clone() };
                 self.news.entry(*task).or_default().happened(line);
+                if ends(event) {
+                    self.uncache(*task);
+                }
             }
             Effect::Forget { task } => self.forget(*task),
             Effect::Ready { .. } | Effect::Outbox { .. } => {}
@@ -104,7 +122,7 @@ impl Keep {
 
     fn forget(&mut self, task: TaskId) {
         self.uncache(task);
-        if self.news.get(&task).is_some_and(|news| news.fresh) {
+        if self.news.get(&task).is_some_and(|news| news.fresh && !news.forgotten) {
             self.news.remove(&task);
         } else {
             self.news.insert(task, News { forgotten: true, ..News::default() });
@@ -154,7 +172,7 @@ impl Keep {
                 continue;
             }
             // What happened since the cut counts: no use in an envelope of a task that went.
-            if self.news.get(&task).is_some_and(|news| news.forgotten || !news.is_waiting()) {
+            if self.news.get(&task).is_some_and(|news| news.is_gone() || !news.is_waiting()) {
                 continue;
             }
             if self.cache.insert(task, envelope).is_none() {
@@ -188,7 +206,7 @@ impl Keep {
 /// The envelopes of a written checkpoint that are worth caching, oldest first, as many as there is room for.
 /// Each in memory of its own: as a slice of its log entry it would hold on to the whole entry.
 pub(crate) fn cacheable(writing: &Writing, mut room: usize) -> Vec<(TaskId, Bytes)> {
-    let waiting = writing.iter().filter(|(_, news)| !news.forgotten && news.is_waiting());
+    let waiting = writing.iter().filter(|(_, news)| !news.is_gone() && news.is_waiting());
     let mut envelopes: Vec<_> =
         waiting.filter_map(|(task, news)| Some((*task, news.envelope.as_ref()?))).collect();
     envelopes.sort_unstable_by_key(|(task, _)| *task);
@@ -239,6 +257,37 @@ mod tests {
         kept.take(at(2), &Effect::Forget { task: task(1) });
         kept.written();
         assert!(kept.cut(HashMap::new())[&task(1)].forgotten);
+    }
+
+    #[test]
+    fn a_task_that_went_and_came_again_is_there_and_its_old_self_is_not() {
+        let mut kept = Keep::new(1_000);
+        kept.take(at(1), &keep(task(1)));
+        kept.cut(HashMap::new());
+        kept.written();
+        kept.take(at(2), &Effect::Forget { task: task(1) });
+        kept.take(at(3), &keep(task(1)));
+        assert!(kept.envelope(task(1)).is_some());
+        let [_, news] = kept.news(task(1));
+        let news = news.unwrap();
+        assert!(news.fresh && news.forgotten && !news.is_gone());
+        kept.take(at(4), &Effect::Forget { task: task(1) });
+        assert!(kept.cut(HashMap::new())[&task(1)].is_gone());
+    }
+
+    #[test]
+    fn the_cache_lets_go_of_a_task_that_ends() {
+        let mut kept = Keep::new(1_000);
+        kept.take(at(1), &keep(task(1)));
+        let writing = kept.cut(HashMap::new());
+        kept.cache(cacheable(&writing, usize::MAX));
+        kept.written();
+        assert!(kept.cached_bytes() > 0);
+        kept.take(at(2), &happened(task(1), Event::BecameReady));
+        assert!(kept.cached_bytes() > 0);
+        let worker = WorkerName::new("w").unwrap();
+        kept.take(at(3), &happened(task(1), Event::Acked { worker }));
+        assert_eq!(kept.cached_bytes(), 0);
     }
 
     #[test]

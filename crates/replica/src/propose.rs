@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use model::limits::{ENTRY_BYTES_MAX, ENTRY_COMMANDS_MAX, REQUEST_BYTES_MAX};
@@ -13,6 +14,7 @@ use model::{NodeId, Rejection};
 use openraft::errors::ClientWriteError;
 use openraft::raft::ClientWriteResult;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::time::sleep;
 
 use crate::apply::Replies;
 use crate::clock::Stamper;
@@ -32,6 +34,10 @@ const ENTRY_BYTES_LIMIT: usize = REQUEST_BYTES_MAX + 8 * 1024 * 1024;
 const INBOX_CALLS_MAX: usize = 16 * 1024;
 /// Bytes of commands that may wait for an entry.
 const INBOX_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// New work is refused when this part of either bound is taken: the rest is for what ends work.
+const NEW_WORK_PART: usize = 2;
+/// How long a stop waits for what is on its way to a disk that may be full.
+pub(crate) const STOP_WAIT: Duration = Duration::from_secs(3);
 
 /// The engine of one group.
 pub(crate) type Raft<M> = openraft::Raft<Types, MachineStore<M>>;
@@ -57,22 +63,81 @@ pub(crate) struct Part<R> {
 pub(crate) struct Encoded {
     bytes: Bytes,
     commands: usize,
+    /// It is nothing but new work, which is refused first.
+    is_new_work: bool,
+}
+
+impl Encoded {
+    fn too_large(&self) -> Option<Error> {
+        let (bytes, bytes_max) = (self.bytes.len(), ENTRY_BYTES_LIMIT);
+        (bytes > bytes_max).then_some(Error::TooLarge { bytes, bytes_max })
+    }
 }
 
 /// Encodes the commands of one call: one piece, unless they are more than an entry takes.
 pub(crate) fn encode<M: Codec>(commands: &[M::Command]) -> Vec<Encoded> {
     let mut pieces = Vec::with_capacity(1);
     let mut part = BytesMut::new();
-    let mut count = 0;
+    let (mut count, mut is_new_work) = (0, true);
     for command in commands {
         if count == ENTRY_COMMANDS_MAX || part.len() >= ENTRY_BYTES_MAX {
-            pieces.push(Encoded { bytes: part.split().freeze(), commands: std::mem::take(&mut count) });
+            pieces.push(Encoded { bytes: part.split().freeze(), commands: count, is_new_work });
+            (count, is_new_work) = (0, true);
         }
         M::encode(command, &mut part);
         count += 1;
+        is_new_work &= M::is_new_work(command);
     }
-    pieces.push(Encoded { bytes: part.freeze(), commands: count });
+    pieces.push(Encoded { bytes: part.freeze(), commands: count, is_new_work });
     pieces
+}
+
+/// Where the answers to the commands of one piece come from.
+type Answer<R> = oneshot::Receiver<Result<Vec<Applied<R>>>>;
+
+/// How far the pieces of a call came.
+pub(crate) struct Progress<R> {
+    /// How many of them are done, from the first on.
+    pub(crate) accepted: usize,
+    /// Their answers.
+    pub(crate) done: Vec<Applied<R>>,
+    /// Why the next one is not. Unless its outcome is unknown, nothing of the rest happened.
+    pub(crate) refusal: Option<Error>,
+}
+
+/// Sends pieces, all before any is awaited, so that they follow each other closely and in order. Ends at
+/// the first that is refused: the rest must not happen without it.
+pub(crate) async fn send_all<R>(inbox: &Inbox<R>, pieces: &[Encoded]) -> Progress<R> {
+    let (mut sent, mut unsent) = (Vec::with_capacity(pieces.len()), None);
+    if let Some(error) = pieces.iter().find_map(Encoded::too_large) {
+        return Progress { accepted: 0, done: Vec::new(), refusal: Some(error) };
+    }
+    for piece in pieces {
+        // Once one was taken, the outcome is clearest if the others are too.
+        let is_new_work = piece.is_new_work && sent.is_empty();
+        match inbox.send(Encoded { is_new_work, ..piece.clone() }) {
+            Ok(answer) => sent.push(answer),
+            Err(error) => {
+                unsent = Some(error);
+                break;
+            }
+        }
+    }
+    let mut progress = Progress { accepted: 0, done: Vec::new(), refusal: None };
+    for answer in sent {
+        match (answer.await.unwrap_or(Err(Error::Timeout)), &progress.refusal) {
+            (Ok(answers), None) => {
+                progress.accepted += 1;
+                progress.done.extend(answers);
+            }
+            (Err(error), None) => progress.refusal = Some(error),
+            // One after it happened, or may have.
+            (Ok(_) | Err(Error::Timeout), Some(_)) => progress.refusal = Some(Error::Timeout),
+            (Err(_), Some(_)) => {}
+        }
+    }
+    progress.refusal = progress.refusal.or(unsent);
+    progress
 }
 
 /// Where commands wait for the next entry.
@@ -99,14 +164,16 @@ pub(crate) fn inbox<R>() -> (Inbox<R>, Gatherer<R>) {
 
 impl<R> Inbox<R> {
     /// Hands commands over; the answer comes through what is returned.
-    pub(crate) fn send(&self, encoded: Encoded) -> Result<oneshot::Receiver<Result<Vec<Applied<R>>>>> {
+    pub(crate) fn send(&self, encoded: Encoded) -> Result<Answer<R>> {
         let (reply, answer) = oneshot::channel();
         let len = encoded.bytes.len();
-        if len > ENTRY_BYTES_LIMIT {
-            return Err(Error::TooLarge { bytes: len, bytes_max: ENTRY_BYTES_LIMIT });
+        if let Some(error) = encoded.too_large() {
+            return Err(error);
         }
         let waiting = self.bytes.fetch_add(len, Ordering::Relaxed);
-        let sent = match waiting > INBOX_BYTES_MAX {
+        let part = if encoded.is_new_work { NEW_WORK_PART } else { 1 };
+        let calls = INBOX_CALLS_MAX - self.queue.capacity();
+        let sent = match waiting > INBOX_BYTES_MAX / part || calls >= INBOX_CALLS_MAX / part {
             true => Err(Error::Full),
             false => self
                 .queue
@@ -155,20 +222,51 @@ impl<R> Gatherer<R> {
         // Closed: nobody can send any more, what was sent is still done.
         self.queue.recv().await
     }
+
+    /// Nothing more becomes an entry.
+    fn refuse_rest(mut self) {
+        self.queue.close();
+        let waiting = std::iter::from_fn(|| self.queue.try_recv().ok());
+        refuse(self.carried.take().into_iter().chain(waiting).collect(), &Error::Stopped);
+    }
 }
 
-/// Makes entries of what comes in, until told to stop and all that came is done.
+/// Makes entries of what comes in, until told to stop and all that came is done; but a full disk does not
+/// hold up the stop for longer than [`STOP_WAIT`].
 pub(crate) async fn run<M: Codec>(
     raft: Raft<M>,
     shared: Arc<Shared<M>>,
     mut gatherer: Gatherer<M::Reply>,
+    stop: watch::Receiver<bool>,
+) {
+    let mut stopped = stop.clone();
+    let patience = async {
+        // A replica that is dropped ends this task by itself.
+        if stopped.wait_for(|stop| *stop).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        sleep(STOP_WAIT).await;
+    };
+    tokio::select! {
+        () = make_entries(&raft, &shared, &mut gatherer, stop) => {}
+        () = patience => {
+            tracing::error!(group = %shared.group, "the log did not take all that came before the stop");
+        }
+    }
+    gatherer.refuse_rest();
+}
+
+async fn make_entries<M: Codec>(
+    raft: &Raft<M>,
+    shared: &Shared<M>,
+    gatherer: &mut Gatherer<M::Reply>,
     mut stop: watch::Receiver<bool>,
 ) {
     let room = Arc::new(Semaphore::new(ENTRIES_IN_FLIGHT_MAX));
     loop {
         let permit = room.clone().acquire_owned().await.expect("nobody closes this semaphore");
         let Some(parts) = gatherer.gather(&mut stop).await else { break };
-        propose(&raft, &shared.stamper, parts, permit).await;
+        propose(raft, &shared.stamper, parts, permit).await;
     }
     let _all = room.acquire_many(ENTRIES_IN_FLIGHT_MAX as u32).await;
 }
@@ -224,5 +322,67 @@ fn distribute<R>(parts: Vec<Part<R>>, replies: Replies<R>) {
 fn refuse<R>(parts: Vec<Part<R>>, error: &Error) {
     for part in parts {
         let _ = part.reply.send(Err(error.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(bytes: usize, is_new_work: bool) -> Encoded {
+        Encoded { bytes: Bytes::from(vec![0; bytes]), commands: 1, is_new_work }
+    }
+
+    #[test]
+    fn new_work_is_refused_first_and_the_rest_last() {
+        let mebibyte = 1024 * 1024;
+        for (what, bytes, new, all) in [
+            ("many calls", 1, INBOX_CALLS_MAX / 2, INBOX_CALLS_MAX),
+            ("many bytes", mebibyte, 33, INBOX_BYTES_MAX / mebibyte + 1),
+        ] {
+            let (inbox, _gatherer) = inbox::<()>();
+            let fill = |is_new_work| {
+                let sent = std::iter::from_fn(|| inbox.send(piece(bytes, is_new_work)).ok());
+                sent.count()
+            };
+            assert_eq!(fill(true), new, "{what}");
+            assert_eq!(fill(false), all - new, "{what}");
+            assert!(matches!(inbox.send(piece(bytes, false)), Err(Error::Full)), "{what}");
+        }
+    }
+
+    /// Answers what waits, in order.
+    fn answer(gatherer: &mut Gatherer<()>, answers: Vec<Result<()>>) {
+        for answer in answers {
+            let part = gatherer.queue.try_recv().unwrap();
+            let applied = answer.map(|()| vec![Applied { index: 1, outcome: Ok(()) }]);
+            part.reply.send(applied).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn pieces_after_a_refused_one_are_not_sent_and_nothing_is_called_undone_that_was_done() {
+        let no_leader = || Err(Error::NotLeader { leader: None });
+        let pieces = [piece(1, false), piece(1, false), piece(1, false)];
+        for (what, room, answers, accepted, unknown) in [
+            ("no room", 0, vec![], 0, false),
+            ("room for one", 1, vec![Ok(())], 1, false),
+            ("no leader", 3, vec![no_leader(), no_leader(), no_leader()], 0, false),
+            ("a leader from the second on", 3, vec![no_leader(), Ok(()), Ok(())], 0, true),
+            ("a leader until the second", 3, vec![Ok(()), no_leader(), no_leader()], 1, false),
+        ] {
+            let (inbox, mut gatherer) = inbox::<()>();
+            let others: Vec<_> =
+                (room..INBOX_CALLS_MAX).map(|_| inbox.send(piece(0, false)).unwrap()).collect();
+            let answering = async {
+                others.iter().for_each(|_| drop(gatherer.queue.try_recv().unwrap()));
+                answer(&mut gatherer, answers);
+                assert!(gatherer.queue.try_recv().is_err(), "{what}");
+            };
+            let (progress, ()) = tokio::join!(send_all(&inbox, &pieces), answering);
+            assert_eq!((progress.accepted, progress.done.len()), (accepted, accepted), "{what}");
+            let refusal = progress.refusal.unwrap();
+            assert_eq!(matches!(refusal, Error::Timeout), unknown, "{what}: {refusal}");
+        }
     }
 }

@@ -19,8 +19,10 @@ use crate::shared::Shared;
 
 /// How long to wait before a pulse that failed, or that did nothing, is tried again.
 const RETRY: Duration = Duration::from_millis(10);
-/// The longest sleep: a wall clock may be set forward at any time, and leadership may come.
+/// The longest sleep: a wall clock may be set forward at any time.
 const SLEEP_MAX: Millis = Millis(1_000);
+/// How often a node that does not lead looks whether it does: what is due then waits no longer than this.
+const LEADER_LOOK: Millis = Millis(20);
 
 /// Proposes pulses while this node leads, until told to stop.
 pub(crate) async fn run<M: Codec>(
@@ -39,7 +41,11 @@ pub(crate) async fn run<M: Codec>(
         }
         let before = shared.lock().next_due;
         let done = match inbox.send(pulse.clone()) {
-            Ok(answer) => answer.await.is_ok_and(|answer| answer.is_ok()),
+            Ok(answer) => tokio::select! {
+                answer = answer => answer.is_ok_and(|answer| answer.is_ok()),
+                // A full disk may never answer.
+                _ = stop.wait_for(|stop| *stop) => return,
+            },
             Err(_) => false,
         };
         // More may be due: at once. The same is due, or nothing was done: not in a hot loop.
@@ -57,7 +63,7 @@ async fn wait_until_due<M: Codec>(raft: &Raft<M>, shared: &Shared<M>) {
             _ if next_due == NextDue::default() => None,
             Ok(leader) => Some(until(next_due, shared.stamper.now(leader.term()))),
             // Somebody else's turn; look again when that may have changed.
-            Err(_) => Some(SLEEP_MAX),
+            Err(_) => Some(LEADER_LOOK),
         };
         match wait {
             None => moved.await,

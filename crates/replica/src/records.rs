@@ -42,7 +42,12 @@ pub(crate) fn put_kept(store: &CheckpointStore, writing: &Writing, batch: &mut B
         if news.forgotten {
             batch.delete(tables::KEPT, &key);
             batch.delete(tables::LATER, &key);
-        } else if news.fresh {
+        }
+        // Of two words on a key the later counts.
+        if news.is_gone() {
+            continue;
+        }
+        if news.fresh {
             batch.put(tables::KEPT, &key, &message(news).encode_to_vec());
         } else {
             later.push((key, news));
@@ -67,17 +72,19 @@ pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Resul
     let store = shared.store()?;
     let key = tables::key(task);
     let mut all = None::<KeptMessage>;
-    let mut add = |message: KeptMessage| all = Some(joined(all.take().unwrap_or_default(), message));
     for table in [tables::KEPT, tables::LATER] {
         if let Some(row) = store.get(table, &key)? {
-            add(KeptMessage::decode(row).unwrap_or_default());
+            let row = KeptMessage::decode(row).unwrap_or_default();
+            all = Some(joined(all.unwrap_or_default(), row));
         }
     }
     for news in news.into_iter().flatten() {
         if news.forgotten {
-            return Ok(None);
+            all = None;
         }
-        add(message(&news));
+        if !news.is_gone() {
+            all = Some(joined(all.unwrap_or_default(), message(&news)));
+        }
     }
     Ok(all)
 }

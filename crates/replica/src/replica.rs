@@ -14,7 +14,7 @@ use state_machine::view::HistoryLine;
 use storage::{CheckpointStore, Executor, GroupLog};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use wire::history::KeptMessage;
 
 use crate::checkpoint::{self, Checkpointer};
@@ -22,7 +22,7 @@ use crate::clock::{Clock, Stamper};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::notice::Notices;
-use crate::propose::{self, Applied, Encoded, Inbox, Raft};
+use crate::propose::{self, Applied, Encoded, Inbox, Progress, Raft, STOP_WAIT};
 use crate::pulse;
 use crate::records;
 use crate::shared::Shared;
@@ -126,6 +126,7 @@ impl<M: Codec> Replica<M> {
         executor: Arc<dyn Executor>,
     ) -> Result<Replica<M>> {
         let core = start::load_elsewhere(&config, machine, store.clone(), &*executor).await?;
+        start::compare(&core, &log)?;
         let stamper = Stamper::new(clock, core.machine.stamps());
         let shared = Arc::new(Shared::new(core, log, store, executor, stamper, NOTICES_MAX));
         let raft = start::engine(shared.clone(), config.node).await?;
@@ -174,38 +175,27 @@ impl<M: Codec> Replica<M> {
 
     async fn propose_pieces(&self, pieces: Vec<Encoded>) -> Result<Vec<Applied<M::Reply>>> {
         let patience = Instant::now() + LEADER_WAIT;
-        // Sent before any is awaited, so that they follow each other closely and in order.
-        let sent: Vec<_> = pieces.iter().map(|piece| self.inner.inbox.send(piece.clone())).collect();
         let mut all = Vec::new();
-        for (piece, mut answer) in pieces.into_iter().zip(sent) {
-            let answers = loop {
-                let result = match answer {
-                    Ok(answer) => answer.await.unwrap_or(Err(Error::Timeout)),
-                    Err(error) => Err(error),
-                };
-                match result {
-                    // Between leaders: nothing happened, so it can be asked again.
-                    Err(Error::NotLeader { leader })
-                        if leader.is_none_or(|node| node == self.inner.config.node) =>
-                    {
-                        if Instant::now() > patience {
-                            break Err(Error::Unavailable);
-                        }
-                        sleep(LEADER_RETRY).await;
-                        answer = self.inner.inbox.send(piece.clone());
-                    }
-                    result => break result,
-                }
-            };
-            match answers {
-                Ok(answers) if all.is_empty() => all = answers,
-                Ok(answers) => all.extend(answers),
-                Err(error) if all.is_empty() => return Err(error),
-                // Some of it happened.
-                Err(_) => return Err(Error::Timeout),
+        let mut rest = &pieces[..];
+        loop {
+            let Progress { accepted, done, refusal } = propose::send_all(&self.inner.inbox, rest).await;
+            all.extend(done);
+            rest = &rest[accepted..];
+            let Some(refusal) = refusal else { return Ok(all) };
+            let is_between_leaders = matches!(refusal, Error::NotLeader { leader }
+                if leader.is_none_or(|node| node == self.inner.config.node));
+            if is_between_leaders && Instant::now() <= patience {
+                // Nothing of the rest happened, so it can be asked again.
+                sleep(LEADER_RETRY).await;
+                continue;
             }
+            return Err(match refusal {
+                // Some of it happened.
+                _ if !all.is_empty() => Error::Timeout,
+                _ if is_between_leaders => Error::Unavailable,
+                refusal => refusal,
+            });
         }
-        Ok(all)
     }
 
     /// Reads the machine as it is after every answer given so far, by anybody. `read` runs under the
@@ -299,11 +289,6 @@ impl<M: Codec> Replica<M> {
         }
     }
 
-    /// Whether this node leads the group, as far as it knows.
-    pub fn is_leader(&self) -> bool {
-        self.inner.raft.is_leader()
-    }
-
     /// What it says of itself.
     pub fn status(&self) -> Status {
         let metrics = self.inner.raft.metrics();
@@ -351,7 +336,8 @@ impl<M: Codec> Replica<M> {
             let _ = task.await;
         }
         let checkpointed = self.checkpoint_now().await;
-        let _ = self.inner.raft.shutdown().await;
+        // An engine that waits for a full disk ends with the log.
+        let _ = timeout(STOP_WAIT, self.inner.raft.shutdown()).await;
         self.inner.shared.close().await;
         checkpointed
     }

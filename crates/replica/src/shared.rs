@@ -68,13 +68,14 @@ impl<M: Machine> Shared<M> {
     ) -> Shared<M> {
         let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
         let group = log.group();
+        let reader = Offload::new(&*executor, log.clone());
         Shared {
             group,
             log,
             core: Mutex::new(core),
             store: Mutex::new(Some(store)),
             checkpointed: Mutex::new(checkpointed),
-            reader: Offload::new(executor.clone(), &format!("read-{group}")),
+            reader,
             executor,
             stamper,
             notices: broadcast::channel(notices_max).0,
@@ -92,7 +93,8 @@ impl<M: Machine> Shared<M> {
     /// Closes the checkpoint, whoever still holds on to the replica: another may open it now.
     pub(crate) async fn close(&self) {
         // Whoever reads it now does so on this thread: all of them are done when this is.
-        self.reader.run(|| ()).await;
+        // If one of them panicked the log has said so.
+        let _ = self.reader.run(|| Ok(())).await;
         drop(self.store.lock().take());
     }
 

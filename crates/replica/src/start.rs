@@ -1,6 +1,7 @@
 //! Brings a replica up: the checkpoint into a fresh machine, then the engine, which replays the log after it.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use model::{GroupId, NodeId};
@@ -8,7 +9,7 @@ use openraft::impls::BasicNode;
 use openraft::{Config, SnapshotPolicy};
 use prost::Message;
 use state_machine::Table;
-use storage::{CheckpointStore, Executor};
+use storage::{CheckpointStore, Executor, GroupLog};
 use tokio::sync::oneshot;
 use wire::entry::{CheckpointHead, LogId as LogIdMessage};
 
@@ -22,7 +23,7 @@ use crate::propose::Raft;
 use crate::replica::ReplicaConfig;
 use crate::shared::{Core, Shared};
 use crate::tables;
-use crate::type_config::{LogId, StoredMembership, log_id, membership_from_message};
+use crate::type_config::{LogId, Membership, StoredMembership, log_id, membership_from_message};
 
 /// Beats between members; an election begins when they stay out for a few of them.
 const HEARTBEAT_MS: u64 = 500;
@@ -38,7 +39,11 @@ pub(crate) async fn load_elsewhere<M: Codec>(
 ) -> Result<Core<M>> {
     let (done, loaded) = oneshot::channel();
     let (group, cache_bytes) = (config.group, config.envelope_cache_bytes);
-    let work = move || drop(done.send(load(group, machine, &store, cache_bytes)));
+    let work = move || {
+        let loaded = catch_unwind(AssertUnwindSafe(|| load(group, machine, &store, cache_bytes)));
+        let panicked = |_| Err(Error::Storage { group, what: damaged(&"loading it panicked") });
+        drop(done.send(loaded.unwrap_or_else(panicked)));
+    };
     executor.spawn(&format!("load-{group}"), Box::new(work));
     loaded.await.unwrap_or(Err(Error::Stopped))
 }
@@ -77,8 +82,11 @@ fn load<M: Codec>(
         return Err(failed(damaged(&"its hash is not the one that was written")));
     }
     let head = head.unwrap_or_default();
-    let members = head.membership.as_ref().map(membership_from_message).unwrap_or_default();
-    let membership = StoredMembership::new(head.membership_at.map(engine_id), members.unwrap_or_default());
+    let members = match &head.membership {
+        Some(message) => membership_from_message(message).ok_or_else(|| failed(damaged(&"its members")))?,
+        None => Membership::default(),
+    };
+    let membership = StoredMembership::new(head.membership_at.map(engine_id), members);
     let next_due = machine.next_due();
     Ok(Core {
         machine,
@@ -89,6 +97,15 @@ fn load<M: Codec>(
         hash_points: Default::default(),
         next_due,
     })
+}
+
+/// Refuses to start when the log does not go on where the checkpoint ends: the engine would go on without
+/// the entries between, and nobody would hear that they are gone.
+pub(crate) fn compare<M>(core: &Core<M>, log: &GroupLog) -> Result<()> {
+    match log.state().gap_after(core.applied.map(|id| id.index)) {
+        Some(what) => Err(Error::Storage { group: log.group(), what }),
+        None => Ok(()),
+    }
 }
 
 fn damaged(what: &dyn std::fmt::Display) -> String {

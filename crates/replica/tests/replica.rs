@@ -4,15 +4,17 @@
 
 mod common;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{GROUP, Node, ack, claim, config, enqueue, task_id};
+use common::{GROUP, Node, ack, breaks_checkpoints, claim, config, enqueue, task_id};
+use model::command::OnTask;
 use model::limits::ENTRY_COMMANDS_MAX;
-use model::{Event, Millis, Reply, Start, StateKind};
+use model::{Command, Event, Millis, Reply, Start, StateKind};
 use replica::{Error, Heard, ReplicaConfig, Role};
 use state_machine::Effect;
-use storage::MemDisk;
+use storage::{Disk, MemDisk};
 
 fn disk() -> MemDisk {
     MemDisk::new()
@@ -21,6 +23,10 @@ fn disk() -> MemDisk {
 /// A pause so long that only the test checkpoints.
 fn by_hand() -> ReplicaConfig {
     ReplicaConfig { checkpoint_interval: Millis::hours(1), ..config() }
+}
+
+fn discard(task: model::TaskId) -> Command {
+    Command::Discard(OnTask { task, fence: None })
 }
 
 async fn start(disk: &MemDisk, config: ReplicaConfig) -> Node {
@@ -187,7 +193,7 @@ async fn what_is_kept_of_a_task_is_whole_wherever_its_checkpoints_fell() {
         assert_eq!(kept.output, Some("out".into()), "cuts {cuts:03b}");
         let events: Vec<_> = kept.history.iter().map(|line| line.event.as_str()).collect();
         assert_eq!(events, ["enqueued", "claimed", "acked"], "cuts {cuts:03b}");
-        node.one(model::Command::Discard(model::command::OnTask { task: task_id(1), fence: None })).await;
+        node.one(discard(task_id(1))).await;
         checkpoint_if(1).await;
         assert_eq!(node.replica.kept(task_id(1)).await.unwrap(), Default::default(), "cuts {cuts:03b}");
         node.stop().await;
@@ -348,4 +354,81 @@ async fn a_checkpoint_whose_hash_is_wrong_is_refused() {
     }
     let Err(error) = Node::try_start(Arc::new(disk), by_hand()).await else { panic!("it started") };
     assert!(error.to_string().contains("checkpoint is damaged"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_that_panics_ends_the_log() {
+    let node = start(&disk(), by_hand()).await;
+    node.one(discard(breaks_checkpoints())).await;
+    let refused = node.replica.checkpoint_now().await;
+    assert!(matches!(&refused, Err(Error::Storage { what, .. }) if what.contains("panicked")), "{refused:?}");
+    assert!(node.log.fatal().unwrap().to_string().contains("panicked"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_went_and_came_again_begins_anew() {
+    for cuts in 0..4u32 {
+        let node = start(&disk(), ReplicaConfig { envelope_cache_bytes: 0, ..by_hand() }).await;
+        node.one(enqueue(1, Start::Now)).await;
+        node.replica.checkpoint_now().await.unwrap();
+        node.claim(1).await;
+        node.replica.checkpoint_now().await.unwrap();
+        node.one(discard(task_id(1))).await;
+        if cuts & 1 != 0 {
+            node.replica.checkpoint_now().await.unwrap();
+        }
+        node.one(enqueue(1, Start::Now)).await;
+        if cuts & 2 != 0 {
+            node.replica.checkpoint_now().await.unwrap();
+        }
+        let kept = node.replica.kept(task_id(1)).await.unwrap();
+        assert_eq!(kept.envelope, Some("envelope 1".into()), "cuts {cuts:02b}");
+        assert_eq!(kept.history.len(), 1, "cuts {cuts:02b}");
+        assert_eq!(node.claim(1).await[0].envelope, "envelope 1", "cuts {cuts:02b}");
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_and_a_checkpoint_that_do_not_follow_each_other_are_refused() {
+    for (what, lost, text) in
+        [("the checkpoint", "shards", "there is no checkpoint"), ("the log", "log", "the log is empty")]
+    {
+        let disk = disk();
+        let node = start(&disk, by_hand()).await;
+        for n in 0..20 {
+            node.one(enqueue(n, Start::Now)).await;
+        }
+        node.replica.checkpoint_now().await.unwrap();
+        eventually("the log is purged", || node.replica.status().purged >= Some(20)).await;
+        node.stop().await;
+        for path in disk.list(Path::new(lost)).unwrap() {
+            disk.remove(&path).unwrap();
+        }
+        let Err(error) = Node::try_start(Arc::new(disk), by_hand()).await else {
+            panic!("it started without {what}")
+        };
+        assert!(error.to_string().contains(text), "{what}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_does_not_hold_up_a_stop_for_long() {
+    let disk = disk();
+    let config = ReplicaConfig { propose_timeout: Millis(200), ..by_hand() };
+    let node = start(&disk, config).await;
+    disk.set_capacity(Some(disk.used_bytes()));
+    // A delayed task too: its pulse waits for the disk as well.
+    node.one(enqueue(0, Start::After(Millis(50)))).await;
+    let mut n = 1;
+    while !node.log.is_out_of_room() {
+        let commands = (n..n + 4_000).map(|n| enqueue(n, Start::Now)).collect();
+        drop(node.replica.propose(commands).await);
+        n += 4_000;
+    }
+    let asked = Instant::now();
+    let Node { log, replica } = node;
+    drop(replica.stop().await);
+    let closed = tokio::task::spawn_blocking(move || log.close()).await.unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?} {closed:?}", asked.elapsed());
 }

@@ -2,15 +2,12 @@
 //!
 //! Knows no database. Next: `checkpoint.rs`, which applies it in one transaction.
 
-use std::ops::Range;
-
 /// Puts and deletes of numbered tables. The order of calls does not matter, but for the same key: there the
 /// last one counts.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     data: Vec<u8>,
     changes: Vec<Change>,
-    ranges: Vec<(u8, Range<usize>, Range<usize>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,15 +38,9 @@ impl Batch {
         self.change(table, key, None);
     }
 
-    /// Removes the keys from `from` to before `to` that are there before this batch; its puts come after.
-    pub fn delete_range(&mut self, table: u8, from: &[u8], to: &[u8]) {
-        let (from, to) = (self.store(from), self.store(to));
-        self.ranges.push((table, from, to));
-    }
-
     /// How many changes.
     pub fn len(&self) -> usize {
-        self.changes.len() + self.ranges.len()
+        self.changes.len()
     }
 
     /// Whether there are none.
@@ -66,26 +57,15 @@ impl Batch {
     pub fn clear(&mut self) {
         self.data.clear();
         self.changes.clear();
-        self.ranges.clear();
     }
 
     fn change(&mut self, table: u8, key: &[u8], value: Option<&[u8]>) {
-        let start = self.store(key).start;
-        self.store(value.unwrap_or_default());
+        let start = self.data.len();
+        self.data.extend_from_slice(key);
+        self.data.extend_from_slice(value.unwrap_or_default());
         let value_bytes = value.map_or(0, <[u8]>::len);
         let is_put = value.is_some();
         self.changes.push(Change { table, is_put, start, key_bytes: key.len(), value_bytes });
-    }
-
-    fn store(&mut self, bytes: &[u8]) -> Range<usize> {
-        let start = self.data.len();
-        self.data.extend_from_slice(bytes);
-        start..self.data.len()
-    }
-
-    /// The ranges to remove first.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u8, &[u8], &[u8])> {
-        self.ranges.iter().map(|(table, from, to)| (*table, &self.data[from.clone()], &self.data[to.clone()]))
     }
 
     /// The changes by table, each key once, in order.

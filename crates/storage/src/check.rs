@@ -14,7 +14,7 @@ use redb::{ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 use crate::checkpoint::{VERSION, numbers, read_meta, redb_failed};
 use crate::disk::{Disk, Open};
 use crate::error::{Error, Result};
-use crate::group_log::LogEntry;
+use crate::group_log::{GroupState, LogEntry};
 use crate::record::Kind;
 use crate::recovery;
 use crate::redb_file::Overlay;
@@ -84,6 +84,8 @@ pub struct Report {
     pub files: Vec<Checked>,
     /// What was found.
     pub findings: Vec<Finding>,
+    /// What the log holds of each group; nothing when it cannot be read.
+    pub groups: Option<BTreeMap<GroupId, GroupState>>,
 }
 
 /// Called with a table, a key and a value.
@@ -114,7 +116,9 @@ pub fn check(disk: &dyn Disk, visitor: &mut dyn Visitor) -> Result<Report> {
     let logs = list(disk, Path::new(LOG_DIR))?;
     let checkpoints = list(disk, Path::new(CHECKPOINT_DIR))?;
     let total = 1 + checkpoints.len();
-    if !logs.is_empty() {
+    if logs.is_empty() {
+        report.groups = Some(BTreeMap::new());
+    } else {
         check_log(disk, &logs, visitor, &mut report)?;
     }
     visitor.progress(1, total);
@@ -189,6 +193,8 @@ fn check_log(
     }
     match replayed {
         Ok(replayed) => {
+            let states = replayed.groups.iter().map(|(group, index)| (*group, index.state()));
+            report.groups = Some(states.collect());
             if let Some(torn) = replayed.torn {
                 report.find(&torn.path, Severity::Note, torn.to_string());
             }

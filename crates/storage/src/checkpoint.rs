@@ -148,14 +148,6 @@ impl CheckpointStore {
         crate::spool::install(self, path)
     }
 
-    /// Length of the file.
-    pub fn file_bytes(&self) -> Result<u64> {
-        let path = &self.inner.path;
-        let file =
-            self.inner.disk.open(path, Open::Read).map_err(|source| Error::io("open", path, source))?;
-        file.len().map_err(|source| Error::io("read", path, source))
-    }
-
     pub(crate) fn disk(&self) -> &dyn Disk {
         &*self.inner.disk
     }
@@ -428,11 +420,6 @@ fn transact(
 }
 
 fn apply(transaction: &WriteTransaction, generation: u64, batch: &Batch) -> Result<(), redb::Error> {
-    for (table, from, to) in batch.ranges() {
-        let name = name(generation, table);
-        let mut table = transaction.open_table(Rows::new(&name))?;
-        table.retain_in::<&[u8], _>(from..to, |_, _| false)?;
-    }
     for (table, changes) in batch.tables() {
         let name = name(generation, table);
         let mut table = transaction.open_table(Rows::new(&name))?;

@@ -105,13 +105,6 @@ impl GroupIndex {
         }
     }
 
-    pub(crate) fn id_of(&self, index: u64) -> Option<LogId> {
-        match self.position(index) {
-            Some(position) => Some(self.id_at(position)),
-            None => self.purged.filter(|purged| purged.index == index),
-        }
-    }
-
     /// Bytes of the records after `index`.
     pub(crate) fn bytes_since(&self, index: u64) -> u64 {
         let total = self.end_of(self.slots.len());
@@ -368,7 +361,7 @@ mod tests {
         index.purge(LogId { term: 4, node: 2, index: 100 });
         assert_eq!(index.state().first, 101);
         assert_eq!(index.state().last.unwrap().term, 4);
-        assert_eq!(index.id_of(100).unwrap().node, 2);
+        assert_eq!(index.state().purged.unwrap().node, 2);
         index.append(&[entry(101, 1)]).unwrap();
         assert_eq!(index.purge(LogId { term: 1, node: 1, index: 50 }), 0, "never backwards");
         assert_eq!(index.state().first, 101);

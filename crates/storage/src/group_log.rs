@@ -70,6 +70,28 @@ pub struct GroupState {
     pub purged: Option<LogId>,
 }
 
+impl GroupState {
+    /// Why this log is not the one that goes on after a checkpoint which ends at `applied`, if it is not.
+    pub fn gap_after(&self, applied: Option<u64>) -> Option<String> {
+        let restore = "restore checkpoint and log together, from a backup or from another member";
+        match (applied, self.purged.map(|id| id.index)) {
+            (Some(applied), Some(purged)) if purged > applied => Some(format!(
+                "the checkpoint ends at index {applied}, the log begins after {purged}: entries between are \
+                 missing: {restore}"
+            )),
+            (None, Some(purged)) => Some(format!(
+                "there is no checkpoint, but the log begins after {purged}: entries before are missing: \
+                 {restore}"
+            )),
+            (Some(applied), None) if self.last.is_none() => Some(format!(
+                "the checkpoint ends at index {applied}, but the log is empty: what was acknowledged after the \
+                 checkpoint may be missing: {restore}"
+            )),
+            _ => None,
+        }
+    }
+}
+
 /// One group's part of the log. A cheap handle.
 #[derive(Clone)]
 pub struct GroupLog {
@@ -171,14 +193,16 @@ impl GroupLog {
         }
     }
 
-    /// The name of an entry that is there or was the last one purged, without reading it.
-    pub fn id_of(&self, index: u64) -> Option<LogId> {
-        self.group.index.lock().id_of(index)
-    }
-
     /// What is there.
     pub fn state(&self) -> GroupState {
         self.group.index.lock().state()
+    }
+
+    /// Whether the group should be checkpointed and purged now: for its entries more segments are kept than
+    /// [`LogOptions::lag_bytes`](crate::LogOptions::lag_bytes).
+    pub fn is_lagging(&self) -> bool {
+        let shared = &self.handle.shared;
+        shared.table.lock().pinned_by(self.group.id) > shared.options.lag_bytes
     }
 
     /// Bytes of the records of the entries after `index`.
@@ -270,4 +294,33 @@ fn read_entry(
     }
     let payload = Bytes::from(record).slice(HEADER_BYTES..unpadded);
     Ok(Some(LogEntry { index: id.index, term: id.term, node: id.node, payload }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_follows_a_checkpoint_or_says_what_is_missing() {
+        let id = |index| LogId { term: 1, node: 0, index };
+        let state = |purged: Option<u64>, last: Option<u64>| GroupState {
+            first: purged.map_or(0, |purged| purged + 1),
+            last: last.or(purged).map(id),
+            purged: purged.map(id),
+        };
+        for (what, applied, state, gap) in [
+            ("nothing yet", None, state(None, None), None),
+            ("no checkpoint yet", None, state(None, Some(9)), None),
+            ("nothing purged yet", Some(5), state(None, Some(9)), None),
+            ("purged up to the checkpoint", Some(5), state(Some(5), None), None),
+            ("purged up to the one before", Some(5), state(Some(3), Some(9)), None),
+            ("an older checkpoint", Some(5), state(Some(6), Some(9)), Some("entries between")),
+            ("a lost checkpoint", None, state(Some(6), Some(9)), Some("no checkpoint")),
+            ("a lost log", Some(5), state(None, None), Some("log is empty")),
+        ] {
+            let found = state.gap_after(applied);
+            assert_eq!(found.is_some(), gap.is_some(), "{what}: {found:?}");
+            assert!(gap.is_none_or(|gap| found.unwrap().contains(gap)), "{what}");
+        }
+    }
 }

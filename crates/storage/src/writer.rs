@@ -358,10 +358,13 @@ impl Writer {
 
     /// Ends in order.
     pub(crate) fn finish(&mut self) {
-        if self.shared.queue.fatal().is_some() {
-            return self.shared.queue.set_closed();
+        if let Some(fatal) = self.shared.queue.fatal() {
+            return self.fail(fatal);
         }
-        for queued in self.taken.drain(..) {
+        // Only a full disk leaves any: what was taken, and what was queued behind it.
+        let mut rest = VecDeque::new();
+        self.shared.queue.take(&mut rest);
+        for queued in self.taken.drain(..).chain(rest) {
             (queued.done)(Err(Error::Full { path: self.segment.path.clone() }.into()));
         }
         let mut closed = Ok(());

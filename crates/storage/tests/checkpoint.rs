@@ -57,17 +57,6 @@ fn rows_are_put_replaced_deleted_and_found_again_after_reopening() {
 }
 
 #[test]
-fn a_range_is_removed_before_the_puts_of_the_same_batch() {
-    let disk = MemDisk::new();
-    let store = open(&disk);
-    store.write(&put(1, &[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")])).unwrap();
-    let mut batch = put(1, &[("b", "2")]);
-    batch.delete_range(1, b"a", b"d");
-    store.write(&batch).unwrap();
-    assert_eq!(keys(&store, 1), ["b", "d"]);
-}
-
-#[test]
 fn a_snapshot_does_not_see_later_writes() {
     let disk = MemDisk::new();
     let store = open(&disk);

@@ -139,6 +139,29 @@ fn a_full_disk_holds_answers_back_until_there_is_room() {
 }
 
 #[test]
+fn a_log_that_is_closed_on_a_full_disk_answers_all_that_wait() {
+    let disk = MemDisk::new();
+    disk.set_capacity(Some(3 * SEGMENT_BYTES));
+    let log = open(Arc::new(disk.mount()), LogOptions { queue_bytes: 4000, ..options() });
+    let group = log.group(GroupId(1));
+    let (send, receive) = mpsc::channel();
+    let append = |index| {
+        let send = send.clone();
+        group.append(vec![entry(index, 2000)], Box::new(move |outcome| send.send(outcome).unwrap()));
+    };
+    (0..40).for_each(append);
+    while !log.is_out_of_room() {
+        thread::yield_now();
+    }
+    // The writer stands still with what it took: these wait behind that.
+    (40..50).for_each(append);
+    log.close().unwrap();
+    let outcomes: Vec<_> = (0..50).map(|_| receive.recv_timeout(WAIT).unwrap().is_ok()).collect();
+    assert!(outcomes[0] && !outcomes[49], "{outcomes:?}");
+    assert!(outcomes.is_sorted_by(|a, b| a >= b), "none after a refused one: {outcomes:?}");
+}
+
+#[test]
 fn a_failed_sync_fails_all_that_wait_and_runs_the_hook_first() {
     let disk = MemDisk::new();
     let (hook, hooked) = mpsc::channel();

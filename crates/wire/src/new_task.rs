@@ -4,6 +4,7 @@
 
 use bytes::Bytes;
 use model::command::{Dedup, OutboxMessage, Unique, UniqueUntil};
+use model::limits::PRIORITY_MAX;
 use model::{
     Digest, FollowUp, KeyHash, Millis, NewTask, QueueName, RetryOverride, ShardId, Start, TaskId, WallTime,
 };
@@ -131,7 +132,7 @@ impl TryFrom<NewTaskMessage> for NewTask {
             queue: queue_name(&message.queue)?,
             kind_hash: message.kind_hash,
             digest: Digest(message.digest.ok_or(Malformed::Missing("digest"))?.into()),
-            priority: u8::try_from(message.priority).map_err(|_| Malformed::Value("priority"))?,
+            priority: priority(message.priority)?,
             start: match (message.start_after_ms, message.start_at_ms) {
                 (None, None) => Start::Now,
                 (Some(delay), None) => Start::After(Millis(delay)),
@@ -239,6 +240,23 @@ pub(crate) fn queue_name(bytes: &[u8]) -> Result<QueueName, Malformed> {
     QueueName::new(text(bytes)?).map_err(|_| Malformed::Value("queue name"))
 }
 
+fn priority(number: u32) -> Result<u8, Malformed> {
+    let priority = u8::try_from(number).ok().filter(|priority| *priority <= PRIORITY_MAX);
+    priority.ok_or(Malformed::Value("priority"))
+}
+
 fn key(bits: Bits128) -> KeyHash {
     KeyHash(bits.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_priority_over_the_limit_is_malformed() {
+        for (number, is_ok) in [(0, true), (9, true), (10, false), (255, false), (256, false)] {
+            assert_eq!(priority(number).is_ok(), is_ok, "{number}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use model::catalog::{CatalogCommand, ClusterFacts};
 use model::command::{
     Ack, Claim, ClaimById, ClaimQueue, Dedup, Fail, OnTask, OutboxMessage, Unique, UniqueUntil,
 };
+use model::limits::PRIORITY_MAX;
 use model::{
     Command, Digest, Elapsed, Event, Fence, FollowUp, FreedReason, FreedTo, KeyHash, Millis, NewTask,
     OnExhausted, QueueName, QueuePolicy, QueueSettings, Recovery, RetryOverride, RetryPolicy, SessionId,
@@ -399,7 +400,7 @@ fn any_task() -> impl Strategy<Value = NewTask> {
         proptest::option::of(any_millis()),
         proptest::option::of(any_millis()),
     );
-    let facts = (any_task_id(), any_name(), any::<u32>(), any::<u128>(), any::<u8>(), any_bytes());
+    let facts = (any_task_id(), any_name(), any::<u32>(), any::<u128>(), 0..=PRIORITY_MAX, any_bytes());
     (facts, start, keys, retry, times).prop_map(|(facts, start, keys, retry, times)| NewTask {
         id: facts.0,
         queue: facts.1,

@@ -3,6 +3,8 @@
 //! A checkpoint's state is loaded as a start would load it, and its hash compared with the one written
 //! beside it. Never touches the disk itself.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use indicatif::ProgressBar;
 use model::{GroupId, ShardId, TaskId, limits};
@@ -25,6 +27,8 @@ pub(super) struct Records {
     pub(super) rows: u64,
     /// By group: what its checkpoint as a whole contradicts.
     pub(super) objections: Vec<(GroupId, String)>,
+    /// The last entry that is in each checkpoint.
+    pub(super) applied: BTreeMap<GroupId, u64>,
     bar: ProgressBar,
     open: Option<Checkpoint>,
 }
@@ -44,7 +48,15 @@ enum State {
 
 impl Records {
     pub(super) fn new(bar: ProgressBar) -> Records {
-        Records { entries: 0, commands: 0, rows: 0, objections: Vec::new(), bar, open: None }
+        Records {
+            entries: 0,
+            commands: 0,
+            rows: 0,
+            objections: Vec::new(),
+            applied: BTreeMap::new(),
+            bar,
+            open: None,
+        }
     }
 
     fn checkpoint(&mut self, group: GroupId) -> Result<&mut Checkpoint, String> {
@@ -85,15 +97,20 @@ impl Visitor for Records {
 
     fn row(&mut self, group: GroupId, table: u8, key: &[u8], value: &[u8]) -> Result<(), String> {
         self.rows += 1;
+        let mut applied = None;
         let checkpoint = self.checkpoint(group)?;
         let read = match table {
             TABLE_HEAD => CheckpointHead::decode(value)
-                .map(|head| checkpoint.hash = Some(head.hash()))
+                .map(|head| {
+                    checkpoint.hash = Some(head.hash());
+                    applied = head.applied.map(|id| id.index);
+                })
                 .map_err(|e| e.to_string()),
             TABLE_KEPT | TABLE_LATER => kept(key, value),
             _ => checkpoint.state.load(table, key, value),
         };
         checkpoint.refused |= read.is_err();
+        self.applied.extend(applied.map(|applied| (group, applied)));
         read
     }
 

@@ -26,6 +26,7 @@ pub(crate) struct Toy {
     hash: u128,
     changed: BTreeSet<TaskId>,
     cut: Vec<Change>,
+    broken: bool,
 }
 
 impl Toy {
@@ -124,6 +125,7 @@ impl Machine for Toy {
                 Ok(Reply::Settled(Settled { id: ack.task, state: StateKind::Done, attempt: 1, due: None }))
             }
             Command::Discard(on) => {
+                self.broken |= on.task == breaks_checkpoints();
                 self.set(on.task, None);
                 effects.push(Effect::Forget { task: on.task });
                 Ok(Reply::Done)
@@ -162,6 +164,7 @@ impl Machine for Toy {
 
     fn cut(&mut self) {
         assert!(self.cut.is_empty(), "the cut before was not drained");
+        assert!(!self.broken, "a bug");
         let stamps = [self.stamps.0.0.to_be_bytes(), self.stamps.1.millis().to_be_bytes()].concat();
         self.cut.push(Change { table: Table::Meta, key: vec![0], value: Some(stamps) });
         for task in std::mem::take(&mut self.changed) {
@@ -219,12 +222,21 @@ impl Codec for Toy {
         Some(Command::Pulse { limit })
     }
 
+    fn is_new_work(command: &Command) -> bool {
+        matches!(command, Command::Enqueue { .. })
+    }
+
     fn claims(reply: &mut Reply) -> Option<&mut Vec<Claimed>> {
         match reply {
             Reply::Claimed(claims) => Some(claims),
             _ => None,
         }
     }
+}
+
+/// After the discard of this task, a checkpoint panics.
+pub(crate) fn breaks_checkpoints() -> TaskId {
+    task_id(999_999)
 }
 
 pub(crate) const GROUP: GroupId = GroupId(1);

@@ -76,8 +76,6 @@ codes! {
     NotUnique "not_unique" 409 "another task has this unique key",
     /// Somebody changed it in between.
     StaleVersion "stale_version" 409 "somebody else changed it in between",
-    /// Another task of the same atomic request was refused.
-    NotAtomic "not_atomic" 409 "another task of this atomic request was refused",
     /// The payload or the whole request is too large.
     PayloadTooLarge "payload_too_large" 413 "too large",
     /// The dedup key's task has another kind or payload.

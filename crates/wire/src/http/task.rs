@@ -190,6 +190,9 @@ pub struct DedupQuery {
     /// The order key, if the task has one: a dedup key holds within it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order_key: Option<String>,
+    /// The unique key, if the task has one and no order key: a dedup key holds within it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unique_key: Option<String>,
 }
 
 /// `GET /v1/tasks`.

@@ -15,9 +15,11 @@ pub struct Time(pub WallTime);
 impl Time {
     /// The moment that `text` says. One before 1970 counts as 1970, one after 9999 is refused.
     pub fn parse(text: &str) -> Option<Time> {
-        let timestamp: jiff::Timestamp = text.parse().ok()?;
-        let millis = u64::try_from(timestamp.as_millisecond()).unwrap_or(0);
-        Some(Time(WallTime::from_millis(millis)))
+        let millis = match text.parse::<jiff::Timestamp>() {
+            Ok(timestamp) => timestamp.as_millisecond(),
+            Err(_) => last_day(text)?,
+        };
+        Some(Time(WallTime::from_millis(u64::try_from(millis).unwrap_or(0))))
     }
 
     /// Its 24 characters.
@@ -35,6 +37,16 @@ impl Time {
         digits(&mut out[20..23], of_day % 1000);
         out
     }
+}
+
+/// Milliseconds since 1970 of a moment in the last hours of the year 9999, which a timestamp of jiff does
+/// not reach: it keeps room for every time zone.
+fn last_day(text: &str) -> Option<i64> {
+    let pieces = jiff::fmt::temporal::Pieces::parse(text).ok()?;
+    let offset = pieces.to_numeric_offset()?;
+    let local = pieces.date().to_datetime(pieces.time()?);
+    let since = local.duration_since(jiff::civil::DateTime::constant(1970, 1, 1, 0, 0, 0, 0));
+    i64::try_from(since.as_millis()).ok()?.checked_sub(i64::from(offset.seconds()) * 1_000)
 }
 
 fn digits(out: &mut [u8], mut number: u64) {
@@ -105,6 +117,8 @@ mod tests {
             ("2000-02-29T23:59:59.999Z", 951_868_799_999),
             ("2026-11-15T12:00:30.001Z", 1_794_744_030_001),
             ("2100-03-01T00:00:00.000Z", 4_107_542_400_000),
+            ("9999-12-31T00:00:00.000Z", WallTime::MAX.millis() - 86_399_999),
+            ("9999-12-31T23:59:59.999Z", WallTime::MAX.millis()),
         ] {
             let time = Time(WallTime::from_millis(millis));
             assert_eq!(time.to_string(), text);
@@ -136,5 +150,8 @@ mod tests {
         }
         assert_eq!(Time::parse("1912-06-23T00:00:00Z"), Some(Time(WallTime::from_millis(0))));
         assert!(Time::parse("2026-11-15T12:00:30+02:00").is_some());
+        let later = Time::parse("9999-12-31T23:59:59.999-01:00");
+        assert_eq!(later, Some(Time(WallTime::MAX)), "held at the last moment");
+        assert_eq!(Time::parse("9999-12-31T23:59:59"), None, "no zone");
     }
 }

@@ -2,12 +2,17 @@
 
 use model::{Millis, QueueName, WorkerName, limits};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::parse::{Invalid, at_most};
 use super::text::{Pairs, Text};
 use super::time::Time;
 use super::value::{Id, Ms, Session};
+
+/// Names and values of all labels of one worker.
+pub const LABELS_BYTES_MAX: usize = 4 * 1024;
+/// Workers in one page when the caller does not say, and at most.
+pub const WORKERS_PAGE_MAX: usize = limits::LIST_MAX;
 
 /// What a worker says of itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
@@ -110,13 +115,29 @@ pub struct SlotsReply {
     pub total: u64,
 }
 
-/// All workers.
+/// One page of the workers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WorkersReply {
     /// Room over all workers.
     pub slots: SlotsReply,
-    /// Each of them; a lost one stays listed for ten minutes.
+    /// Those of this page, by name; a lost one stays listed for ten minutes.
     pub workers: Vec<WorkerReply>,
+    /// Where to go on, if there are more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+/// `GET /v1/workers`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WorkersQuery {
+    /// At most so many, 1 to 1000; 1000 unless said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// Where to go on, as the last answer said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
 }
 
 /// A worker.
@@ -197,6 +218,13 @@ impl RegisterRequest<'_> {
             let (count, max) = (labels.len(), limits::LABELS_MAX);
             return Err(Invalid(format!("{count} labels, at most {max} are allowed")));
         }
+        let bytes: usize = labels.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if bytes > LABELS_BYTES_MAX {
+            let max = LABELS_BYTES_MAX;
+            return Err(Invalid(format!(
+                "the labels have {bytes} bytes, at most {max} are allowed: shorten them"
+            )));
+        }
         let checked = labels.iter().map(|(name, value)| {
             check_fact("a label's name", name)?;
             check_fact("a label", value)?;
@@ -239,6 +267,8 @@ mod tests {
 
     #[test]
     fn one_fault_per_row_is_refused() {
+        let labels: Vec<String> = (0..20).map(|n| format!(r#""{n}":"{}""#, "x".repeat(250))).collect();
+        let many_labels = format!(r#"{{"id":"w","labels":{{{}}}}}"#, labels.join(","));
         for (what, text) in [
             ("no id", r#"{}"#),
             ("an empty id", r#"{"id":""}"#),
@@ -249,6 +279,7 @@ mod tests {
             ("a bad queue", r#"{"id":"w","queues":["a b"]}"#),
             ("a label of the wrong type", r#"{"id":"w","labels":{"a":1}}"#),
             ("a control character in a label", r#"{"id":"w","labels":{"a":"\u0000"}}"#),
+            ("labels over the limit of bytes", &many_labels),
             ("an unknown field", r#"{"id":"w","name":"x"}"#),
         ] {
             let refused = parse::one::<RegisterRequest<'_>>(text).and_then(|request| {
