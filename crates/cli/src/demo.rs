@@ -12,9 +12,9 @@ use bytes::Bytes;
 use model::command::ClaimQueue;
 use model::{Fence, Millis, QueueName, SessionId, TaskId, WorkerName};
 use node::Node;
-use node::call::{AckCall, Claim, ClaimCall, FailCall, WorkerFacts};
+use node::call::{AckCall, Claim, ClaimCall, FailCall, WorkerFacts, WorkerState};
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -40,8 +40,16 @@ pub(crate) struct Demo {
 struct Worker {
     node: Node,
     name: WorkerName,
-    session: SessionId,
+    facts: WorkerFacts,
+    life: watch::Sender<Life>,
     running: Mutex<BTreeMap<TaskId, Fence>>,
+}
+
+/// One session of the worker, and what it is asked to do in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Life {
+    session: SessionId,
+    state: WorkerState,
 }
 
 /// Registers the worker and lets it claim.
@@ -59,8 +67,9 @@ pub(crate) async fn start(node: Node) -> Result<Demo> {
         beat: Millis(1_000),
         session: None,
     };
-    let (session, _) = node.register(facts).await?;
-    let worker = Arc::new(Worker { node, name, session, running: Mutex::default() });
+    let (session, state) = node.register(facts.clone()).await?;
+    let life = watch::Sender::new(Life { session, state });
+    let worker = Arc::new(Worker { node, name, facts, life, running: Mutex::default() });
     let (stopping, tasks) = (CancellationToken::new(), TaskTracker::new());
     let beats = beat(worker.clone());
     tasks.spawn(stopping.clone().run_until_cancelled_owned(beats));
@@ -86,20 +95,35 @@ async fn beat(worker: Arc<Worker>) {
     loop {
         ticks.tick().await;
         let running = worker.running().iter().map(|(&id, &fence)| (id, fence)).collect();
-        if let Err(e) = worker.node.beat(&worker.name, worker.session, running).await {
-            tracing::debug!("the demo's beat was not heard: {e}");
+        let session = worker.life.borrow().session;
+        let life = match worker.node.beat(&worker.name, session, running).await {
+            Ok(answer) => Ok(Life { session, state: answer.state }),
+            // Somebody removed it, or this process stood still: it starts anew.
+            Err(node::Error::UnknownWorker { .. }) => {
+                let registered = worker.node.register(worker.facts.clone()).await;
+                registered.map(|(session, state)| Life { session, state })
+            }
+            Err(e) => Err(e),
+        };
+        match life {
+            Ok(life) => drop(worker.life.send_if_modified(|last| std::mem::replace(last, life) != life)),
+            Err(e) => tracing::debug!("the demo's beat was not heard: {e}"),
         }
     }
 }
 
 async fn claim(worker: Arc<Worker>, queue: QueueName, tasks: TaskTracker) {
     let slots = Arc::new(Semaphore::new(SLOTS as usize));
+    let mut life = worker.life.subscribe();
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else { return };
+        // One that drains or stops claims nothing, until it is another.
+        let running = life.wait_for(|life| life.state == WorkerState::Running).await;
+        let Ok(session) = running.map(|life| life.session) else { return };
         let call = ClaimCall {
             queues: vec![ClaimQueue { name: queue.clone(), weight: 0 }],
             worker: worker.name.clone(),
-            session: Some(worker.session),
+            session: Some(session),
             max: 1,
             hold: Some(Millis((SLEEP_MAX + Duration::from_secs(60)).as_millis() as u64)),
             wait: Millis::secs(20),

@@ -35,6 +35,9 @@ pub(crate) struct Flags {
     /// Listen on an address that others can reach, without anything that keeps them out [env: WINDLASS_INSECURE]
     #[arg(long)]
     insecure: bool,
+    /// Where to serve Faktory's protocol; this version has none, so: off
+    #[arg(long, value_name = "off")]
+    faktory: Option<String>,
     /// Refuse new tasks when tasks take more memory than this; half of the machine's unless said
     /// [env: WINDLASS_MEMORY_BYTES_MAX]
     #[arg(long, value_name = "SIZE")]
@@ -136,6 +139,7 @@ impl Settings {
 
         check_cluster(cluster.as_deref(), node)?;
         check_shards(shards)?;
+        check_faktory(flags.faktory.as_deref())?;
         Ok(Settings {
             node,
             data: data.unwrap_or_else(|| PathBuf::from("windlass-data")),
@@ -196,6 +200,19 @@ fn check_shards(shards: Option<u16>) -> Result<()> {
     }
 }
 
+/// Off is what it is; the protocol comes with the release that has it.
+fn check_faktory(faktory: Option<&str>) -> Result<()> {
+    match faktory {
+        None | Some("off") => Ok(()),
+        Some(address) => {
+            let message = format!(
+                "Faktory's protocol on {address:?} comes with a later release, this one has none: give --faktory off or leave it out"
+            );
+            Err(Failure::usage(message).into())
+        }
+    }
+}
+
 fn half_of_memory() -> u64 {
     let info = rustix::system::sysinfo();
     // The fields' types differ between platforms.
@@ -253,7 +270,7 @@ mod tests {
         assert_eq!((settings.shards, settings.node, settings.auto_create), (Some(3), 7, false));
         assert_eq!(settings.memory_bytes_max, 1 << 30);
         assert_eq!(settings.listen.port(), 7420);
-        let flags = Flags { shards: Some(5), ..Flags::default() };
+        let flags = Flags { shards: Some(5), faktory: Some("off".to_owned()), ..Flags::default() };
         assert_eq!(load(toml, "WINDLASS_SHARDS=3\n", flags).unwrap().shards, Some(5));
     }
 

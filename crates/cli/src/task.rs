@@ -67,6 +67,9 @@ struct Get {
     /// The order key it was enqueued with: dedup keys hold within it
     #[arg(long, value_name = "KEY", requires = "dedup_key")]
     order_key: Option<String>,
+    /// The unique key it was enqueued with, if it has no order key: dedup keys hold within it
+    #[arg(long, value_name = "KEY", requires = "dedup_key", conflicts_with = "order_key")]
+    unique_key: Option<String>,
     /// Wait this long for its end; exits with 8 if it ended, but not done
     #[arg(long, value_name = "TIME", conflicts_with = "dedup_key")]
     wait: Option<Span>,
@@ -170,7 +173,8 @@ async fn show(client: &Client, output: Output, get: Get) -> Result<()> {
         }
         (None, Some(queue), Some(key)) => {
             let path = format!("/v1/queues/{}/tasks/{}", escaped(queue), escaped(key));
-            client.get(with_query(&path, &[("order_key", get.order_key)])).await?
+            let keys = [("order_key", get.order_key), ("unique_key", get.unique_key)];
+            client.get(with_query(&path, &keys)).await?
         }
         _ => return Err(Failure::usage("which task? give its id, or --queue and --dedup-key").into()),
     };

@@ -6,8 +6,9 @@ use serde_json::json;
 
 use crate::client::{Call, Client, Repeat, escaped};
 use crate::connection::Connection;
-use crate::exit::{Exit, Failure};
+use crate::exit::Failure;
 use crate::output::{Column, Output, Show, confirm};
+use crate::select::pages;
 
 /// See workers, drain, stop or remove them
 #[derive(Args, Debug)]
@@ -63,7 +64,11 @@ pub(crate) async fn run(args: Worker) -> Result<()> {
     match args.verb {
         Verb::List => {
             let answer = client.get("/v1/workers").await?;
-            output.list_in(&answer, "workers", COLUMNS)
+            if answer.text("cursor").is_none() {
+                return output.list_in(&answer, "workers", COLUMNS);
+            }
+            let workers = pages(&client, "/v1/workers", "workers", &[], usize::MAX).await?;
+            output.list("workers", &workers, COLUMNS)
         }
         Verb::Show { name } => show(&client, output, &name).await,
         Verb::Drain { name } => ask(&client, output, &name, "drain", "asked to drain").await,
@@ -76,19 +81,28 @@ pub(crate) async fn run(args: Worker) -> Result<()> {
 }
 
 async fn show(client: &Client, output: Output, name: &str) -> Result<()> {
-    let answer = client.get("/v1/workers").await?;
-    let workers = answer.items("workers");
-    let worker = workers.iter().find(|worker| worker.text("id") == Some(name));
-    let missing = || Failure::new(Exit::NotFound, format!("no worker {name:?}: see windlass worker list"));
-    let worker = worker.ok_or_else(missing)?;
+    let worker = client.get(format!("/v1/workers/{}", escaped(name))).await;
+    let worker = worker.map_err(|error| in_words(error, name))?;
     let mut columns = COLUMNS.to_vec();
     columns.pop();
     columns.push(("claims", "/claims", Show::Plain));
-    output.one(worker, &columns)
+    output.one(&worker, &columns)
 }
 
 async fn ask(client: &Client, output: Output, name: &str, verb: &str, past: &str) -> Result<()> {
     let path = format!("/v1/workers/{}/{verb}", escaped(name));
-    let answer = client.call(Call::post(path, &json!({}), Repeat::Safe)).await?;
+    let answer = client.call(Call::post(path, &json!({}), Repeat::Safe)).await;
+    let answer = answer.map_err(|error| in_words(error, name))?;
     output.say(&answer, &format!("worker {name} {past}"))
+}
+
+/// What the server tells a worker that it does not know, for people.
+fn in_words(error: anyhow::Error, name: &str) -> anyhow::Error {
+    match error.downcast_ref::<Failure>() {
+        Some(failure) if failure.is("unknown_worker") => {
+            let message = format!("no worker {name:?}, or it is lost: see windlass worker list");
+            Failure { exit: failure.exit, code: failure.code.clone(), message }.into()
+        }
+        _ => error,
+    }
 }

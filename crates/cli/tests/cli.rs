@@ -169,7 +169,7 @@ fn exit_codes_tell_what_went_wrong() {
     server.run(&["task", "get", "01994c2e-8f00-7001-8000-000000000000"]).refused(3, "");
     server.run(&["task", "get", "nonsense"]).refused(2, "task id");
     server.run(&["queue", "show", "nowhere"]).refused(3, "nowhere");
-    server.run(&["worker", "drain", "nobody"]).refused(3, "nobody");
+    server.run(&["worker", "drain", "nobody"]).refused(3, "see windlass worker list");
     server.run(&["worker", "show", "nobody"]).refused(3, "nobody");
     assert_eq!(server.run(&["enqueue", "q", "k", "--priority", "10"]).code, 2);
     assert_eq!(server.run(&["enqueue", "q", "k", "--delay", "5"]).code, 2);

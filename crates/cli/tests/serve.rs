@@ -4,7 +4,7 @@
 
 mod process;
 
-use process::{Ran, Server, windlass};
+use process::{Ran, Server, until, windlass};
 
 #[test]
 fn what_was_accepted_survives_a_restart_and_the_directory_is_clean() {
@@ -64,6 +64,7 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
     serve(&["--data", &path("d"), "--listen", "0.0.0.0:0"]).refused(2, "--insecure");
     serve(&["--data", &path("d"), "--cluster", "1=a:1,2=b:1,3=c:1"]).refused(2, "cluster release");
     serve(&["--data", &path("d"), "--shards", "0"]).refused(2, "shards");
+    serve(&["--data", &path("d"), "--faktory", "127.0.0.1:7419"]).refused(2, "comes with a later release");
     assert!(!dir.path().join("d").exists(), "a refused server left a data directory");
     Ran::of(windlass().args(["check", &path("d")])).refused(3, "not a directory");
 }
@@ -107,9 +108,19 @@ fn an_ephemeral_dev_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = windlass();
     command.args(["dev", "--ephemeral", "--listen", "127.0.0.1:0", "--disk-reserve-bytes", "1MiB"]);
+    command.args(["--faktory", "off"]);
     command.current_dir(dir.path()).env("TMPDIR", dir.path());
     let server = Server::spawn(command, dir, "address  ");
     server.run(&["enqueue", "demo", "hello", "--wait"]).ok();
+    // Its worker drains when it is asked to, and starts anew when it was removed.
+    let state = || server.json(&["worker", "list"])["workers"][0]["state"].clone();
+    server.run(&["worker", "drain", "windlass-dev"]).ok();
+    assert_eq!(state(), "draining");
+    let waiting = server.enqueue(&["demo", "hello"]);
+    assert_eq!(server.state(&waiting), "ready");
+    server.run(&["worker", "remove", "windlass-dev", "--yes"]).ok();
+    until("it is done by the worker's next life", || server.state(&waiting) == "done");
+    assert_eq!(state(), "running");
     let dir = server.stop();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

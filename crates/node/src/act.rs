@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use model::command::OnTask;
-use model::{Command, Fence, Reply, Settled, ShardId, StateKind, TaskId, limits};
+use model::{Command, Fence, Rejection, Reply, Settled, ShardId, StateKind, TaskId, limits};
 
 use crate::call::{Acted, Action, Answer, TaskFilter};
 use crate::error::Error;
@@ -60,7 +60,10 @@ impl Node {
 
     /// Takes a claim from its holder; the task waits again.
     pub async fn put_back(&self, task: TaskId) -> Result<Answer<Settled>, Error> {
-        self.inner.act_on(Action::PutBack, task, "").await
+        self.inner.act_on(Action::PutBack, task, "").await.map_err(|error| match error {
+            Error::Rejected(Rejection::NotClaimed { id, state }) => Error::NothingToPutBack { id, state },
+            error => error,
+        })
     }
 
     /// One step of an action by filter. A dry run counts and changes nothing. Goes on from `cursor`.

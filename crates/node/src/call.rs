@@ -346,6 +346,17 @@ pub struct WorkerInfo {
     pub claims: Vec<(TaskId, Fence)>,
 }
 
+/// One page of the workers.
+#[derive(Clone, Debug)]
+pub struct WorkerPage {
+    /// Room for running tasks over all workers.
+    pub slots: crate::info::Slots,
+    /// Those of this page, by name.
+    pub workers: Vec<WorkerInfo>,
+    /// Where to go on, if there are more.
+    pub cursor: Option<String>,
+}
+
 impl TaskSpec {
     /// A task with a kind and an empty JSON payload, and no wishes.
     pub fn new(queue: QueueName, kind: KindName) -> TaskSpec {

@@ -7,7 +7,6 @@ use crate::error::Error;
 use crate::info::{ClusterInfo, GroupLine, Health, NodeInfo, NodeLine, ReplicaLine, ShardLine, WhyLine};
 use crate::inner::{Inner, Node};
 use crate::stats::{ShardStats, Stats};
-use crate::workers;
 
 /// The version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -30,7 +29,7 @@ impl Node {
                 (false, false) => Health::Degraded,
             },
             reasons,
-            slots: workers::slots(&inner.workers()),
+            slots: inner.slots(&inner.sessions.all()),
             nodes: vec![NodeLine { id: inner.node, state: "up", leads }],
             shards: shards.filter_map(|status| shard_line(inner.node, status)).collect(),
         }
@@ -82,11 +81,15 @@ impl Node {
     /// All that `/metrics` shows.
     pub async fn stats(&self) -> Result<Stats, Error> {
         let inner = &self.inner;
-        let (first, next) = inner.events.first_and_next();
         let mut stats = Stats {
             waiting_claims: inner.lines.waiting(),
             sessions: inner.sessions.count(),
-            events: next - first,
+            events: inner.events.count(),
+            outbox_messages: inner
+                .groups
+                .all()
+                .map(|shard| inner.groups.look(shard, |state| state.outbox_len()))
+                .sum(),
             queues: self.queues().await?,
             shards: inner.groups.all().map(|shard| inner.shard_stats(shard)).collect(),
             memory_bytes: inner.room.memory_bytes(),

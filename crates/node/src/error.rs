@@ -1,6 +1,6 @@
 //! Why a node did not do what it was asked to.
 
-use model::{Millis, Rejection, WorkerName};
+use model::{Millis, Rejection, StateKind, TaskId, WorkerName};
 
 /// Why a node said no, or could not say.
 ///
@@ -25,12 +25,30 @@ pub enum Error {
         /// Who.
         worker: WorkerName,
     },
+    /// A task to be put back that nobody holds.
+    #[error("task {id} is {state}: only a claimed task can be put back, and nobody holds this one")]
+    NothingToPutBack {
+        /// Which.
+        id: TaskId,
+        /// What it is.
+        state: StateKind,
+    },
     /// An atomic enqueue whose tasks have different places.
     #[error("these tasks live in different shards: give them one order key, or a queue with shards = 1")]
     NotOneShard,
     /// A payload larger than its queue allows.
     #[error("the payload has {bytes} bytes, its queue takes at most {bytes_max}: raise payload_bytes_max")]
     PayloadTooLarge {
+        /// Its size.
+        bytes: u64,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// More in one request than a log entry takes.
+    #[error(
+        "what this request writes has {bytes} bytes, a log entry takes at most {bytes_max}: send fewer tasks in one request"
+    )]
+    EntryTooLarge {
         /// Its size.
         bytes: u64,
         /// The limit.
@@ -82,8 +100,9 @@ impl Error {
             Error::NotFound(_) => "not_found",
             Error::InvalidToken => "invalid_token",
             Error::UnknownWorker { .. } => "unknown_worker",
+            Error::NothingToPutBack { .. } => "not_claimed",
             Error::NotOneShard => "not_one_shard",
-            Error::PayloadTooLarge { .. } => "payload_too_large",
+            Error::PayloadTooLarge { .. } | Error::EntryTooLarge { .. } => "payload_too_large",
             Error::TooManyRequests { .. } => "too_many_requests",
             Error::MemoryFull { .. } => "memory_full",
             Error::DiskFull => "disk_full",

@@ -78,6 +78,8 @@ struct Inner {
 
 struct Ring {
     events: VecDeque<NodeEvent>,
+    /// The id of this node's first event.
+    first: u64,
     /// The id of the next event.
     next: u64,
     closed: bool,
@@ -87,7 +89,7 @@ impl Events {
     /// An empty ring of a node that starts at `now`.
     pub(crate) fn new(now: WallTime) -> Events {
         let first = (now.millis() << ID_BITS_PER_MILLI) | 1;
-        let ring = Ring { events: VecDeque::new(), next: first, closed: false };
+        let ring = Ring { events: VecDeque::new(), first, next: first, closed: false };
         let (last, _) = watch::channel(first - 1);
         Events { inner: Arc::new(Inner { ring: Mutex::new(ring), last }) }
     }
@@ -119,9 +121,9 @@ impl Events {
     }
 
     /// How many events there were since the node started.
-    pub(crate) fn first_and_next(&self) -> (u64, u64) {
+    pub(crate) fn count(&self) -> u64 {
         let ring = self.inner.ring.lock();
-        (ring.events.front().map_or(ring.next, |event| event.id), ring.next)
+        ring.next - ring.first
     }
 
     /// Ends all streams.
@@ -209,6 +211,7 @@ mod tests {
         assert_eq!(missed.kind, "events_missed");
         let next = stream.next().await.unwrap();
         assert_eq!((next.kind, next.id), ("enqueued", missed.id + 1));
+        assert_eq!(events.count(), RING_MAX as u64 + 10, "those that left the ring count too");
     }
 
     #[tokio::test]

@@ -95,7 +95,7 @@ pub(crate) fn told(error: replica::Error) -> Error {
         replica::Error::Timeout => Error::Timeout,
         replica::Error::Full => Error::TooManyRequests { what: "writes that wait for the log", max: None },
         replica::Error::TooLarge { bytes, bytes_max } => {
-            Error::PayloadTooLarge { bytes: bytes as u64, bytes_max: bytes_max as u64 }
+            Error::EntryTooLarge { bytes: bytes as u64, bytes_max: bytes_max as u64 }
         }
         replica::Error::Storage { .. } => Error::Broken(error.to_string()),
         replica::Error::NotLeader { .. } | replica::Error::Unavailable | replica::Error::Stopped => {

@@ -37,21 +37,23 @@ impl Node {
         detail
     }
 
-    /// The task that has this dedup key; one with an order key is found with it.
+    /// The task that has this dedup key; one with an order or unique key is found with it.
     pub async fn task_by_dedup(
         &self,
         queue: &QueueName,
         dedup_key: &str,
         order_key: Option<&str>,
+        unique_key: Option<&str>,
     ) -> Result<TaskDetail, Error> {
         let inner = &self.inner;
         let spread = inner.policies.spread(queue);
-        let (shard, key) = place::dedup(queue, spread, inner.groups.count(), dedup_key, order_key);
+        let shards = inner.groups.count();
+        let (shard, key) = place::dedup(queue, spread, shards, dedup_key, order_key, unique_key);
         let id = inner.groups.read(shard, |state| state.task_of_dedup(key)).await?;
         let id = id.ok_or_else(|| {
             Error::NotFound(format!(
                 "no task of queue {queue:?} has this dedup key, or its window has passed: \
-                 a task with an order key is found by both"
+                 if the task has an order key or a unique key, give order_key or unique_key too"
             ))
         })?;
         self.task(id, Millis(0)).await
@@ -214,7 +216,7 @@ fn holds(text: &str, view: &TaskView, envelope: &Envelope) -> bool {
     let keys = [&envelope.order_key, &envelope.dedup_key, &envelope.unique_key];
     let in_payload = || {
         let (payload, text) = (&envelope.payload[..], text.as_bytes());
-        text.is_empty() || payload.windows(text.len()).any(|window| window == text)
+        memchr::memmem::find(payload, text).is_some()
     };
     envelope.kind.contains(text)
         || keys.into_iter().flatten().any(|key| key.contains(text))

@@ -15,11 +15,15 @@ use crate::inner::Inner;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// So many failures in a row are no hiccup: people are told, once for each such stretch.
+const FAILURES_TOLD: u32 = 3;
 
 /// Carries the messages of `source` until the node stops.
 pub(crate) async fn run(inner: Arc<Inner>, source: ShardId) {
     let bell = &inner.outboxes[usize::from(source.number()) - 1];
     let mut backoff = BACKOFF_MIN;
+    // Failures in a row.
+    let mut failures: u32 = 0;
     loop {
         let targets = inner.groups.look(source, |state| state.outbox_targets());
         if targets.is_empty() {
@@ -31,10 +35,18 @@ pub(crate) async fn run(inner: Arc<Inner>, source: ShardId) {
         let steps = targets.into_iter().map(|target| carry(&inner, source, target));
         let failed = futures::future::join_all(steps).await.into_iter().find_map(Result::err);
         let Some(error) = failed else {
-            backoff = BACKOFF_MIN;
+            if failures >= FAILURES_TOLD {
+                tracing::info!(%source, failures, "messages to other shards are delivered again");
+            }
+            (backoff, failures) = (BACKOFF_MIN, 0);
             continue;
         };
-        tracing::debug!(%source, %error, "messages not delivered yet");
+        failures = failures.saturating_add(1);
+        if failures == FAILURES_TOLD {
+            tracing::warn!(%source, %error, failures, "messages to another shard cannot be delivered: trying on");
+        } else {
+            tracing::debug!(%source, %error, "messages not delivered yet");
+        }
         tokio::select! {
             () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(BACKOFF_MAX),
             () = inner.stopping.cancelled() => return,
@@ -44,7 +56,9 @@ pub(crate) async fn run(inner: Arc<Inner>, source: ShardId) {
 
 /// Carries one batch from `source` to `target`.
 async fn carry(inner: &Inner, source: ShardId, target: ShardId) -> Result<(), Error> {
-    let messages = inner.groups.look(source, |state| state.outbox(target, limits::OUTBOX_BATCH_MAX));
+    let messages = inner
+        .groups
+        .look(source, |state| state.outbox(target, limits::OUTBOX_BATCH_MAX, limits::ENTRY_BYTES_MAX));
     let Some(first) = messages.first().map(|message| message.seq) else { return Ok(()) };
     let deliver = Command::Deliver { source, messages };
     let (_, reply) = inner.groups.propose_one(target, deliver).await?;

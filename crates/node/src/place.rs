@@ -38,20 +38,21 @@ pub(crate) fn place(task: &TaskSpec, spread: Spread, shards: u16) -> Placed {
 }
 
 /// Where the task with this dedup key is, and the key as that shard knows it: within the place of the
-/// order key, if there is one.
+/// order key, or else of the unique key, if there is one.
 pub(crate) fn dedup(
     queue: &QueueName,
     spread: Spread,
     shards: u16,
     dedup_key: &str,
     order_key: Option<&str>,
+    unique_key: Option<&str>,
 ) -> (ShardId, KeyHash) {
     let key = KeyHash::new(queue, dedup_key);
     if spread == Spread::Pinned {
         // The queue is the place: all keys hold in the whole of it.
         return (pinned(queue, shards), key);
     }
-    match order_key.map(|order| KeyHash::new(queue, order)) {
+    match order_key.or(unique_key).map(|first| KeyHash::new(queue, first)) {
         Some(place) => (ShardId::of_hash(place.place(), shards), key.within(place)),
         None => (ShardId::of_hash(key.place(), shards), key),
     }
@@ -104,13 +105,15 @@ mod tests {
     fn a_task_is_found_by_its_dedup_key_where_it_was_placed() {
         let queue = QueueName::new("mail").unwrap();
         for spread in [Spread::All, Spread::Pinned] {
-            for order in [None, Some("o")] {
-                let placed = place(&task(order, None, Some("d")), spread, 64);
-                let (found, _) = dedup(&queue, spread, 64, "d", order);
-                assert_eq!(placed.shard, Some(found), "{spread:?} {order:?}");
+            for (order, unique) in
+                [(None, None), (Some("o"), None), (None, Some("u")), (Some("o"), Some("u"))]
+            {
+                let placed = place(&task(order, unique, Some("d")), spread, 64);
+                let (found, _) = dedup(&queue, spread, 64, "d", order, unique);
+                assert_eq!(placed.shard, Some(found), "{spread:?} {order:?} {unique:?}");
             }
         }
-        let key = |order| dedup(&queue, Spread::All, 64, "d", order).1;
+        let key = |order| dedup(&queue, Spread::All, 64, "d", order, None).1;
         assert_ne!(key(Some("o1")), key(Some("o2")), "another order key is another place");
     }
 }

@@ -17,8 +17,8 @@ use crate::events::NodeEvent;
 use crate::inner::{Inner, Node};
 use crate::rates;
 
-/// Tries when somebody else sets the same queue at the same time.
-const SET_TRIES: usize = 5;
+/// Tries when others set the same queue at the same time; each round one of them is through.
+const SET_TRIES: usize = 100;
 /// Between two tries to tell a shard.
 const BACKOFF: Duration = Duration::from_millis(200);
 
@@ -45,11 +45,18 @@ impl Node {
         Ok(self.inner.queue_info(queue.clone(), &views))
     }
 
-    /// Sets a queue's policy, and makes the queue if it is not there.
-    pub async fn set_queue(&self, queue: &QueueName, policy: QueuePolicy) -> Result<QueueInfo, Error> {
-        let inner = &self.inner;
-        inner.check_spread(queue, &policy).await?;
-        inner.change(queue, |settings| settings.policy = policy.clone()).await?;
+    /// Sets a queue's policy, and makes the queue if it is not there. `merge` makes the new policy of the
+    /// current one; it is asked again when somebody else was faster, so that no change is lost.
+    pub async fn set_queue(
+        &self,
+        queue: &QueueName,
+        merge: impl Fn(&QueuePolicy) -> Result<QueuePolicy, Error>,
+    ) -> Result<QueueInfo, Error> {
+        let change = |settings: &mut QueueSettings| {
+            settings.policy = merge(&settings.policy)?;
+            Ok(())
+        };
+        self.inner.change(queue, change).await?;
         self.queue(queue).await
     }
 
@@ -65,7 +72,11 @@ impl Node {
 
     async fn set_paused(&self, queue: &QueueName, paused: Paused) -> Result<QueueInfo, Error> {
         self.queue(queue).await?;
-        self.inner.change(queue, |settings| settings.paused = paused == Paused::Yes).await?;
+        let change = |settings: &mut QueueSettings| {
+            settings.paused = paused == Paused::Yes;
+            Ok(())
+        };
+        self.inner.change(queue, change).await?;
         self.queue(queue).await
     }
 
@@ -179,13 +190,14 @@ impl Inner {
     async fn change(
         self: &Arc<Inner>,
         queue: &QueueName,
-        change: impl Fn(&mut QueueSettings),
+        change: impl Fn(&mut QueueSettings) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut tries = 0;
         let settings = loop {
             let known = self.groups.read_catalog(|catalog| catalog.queue(queue).cloned()).await?;
             let mut settings = known.unwrap_or_default();
-            change(&mut settings);
+            change(&mut settings)?;
+            self.check_spread(queue, &settings.policy).await?;
             let set = CatalogCommand::SetQueue { queue: queue.clone(), settings: settings.clone() };
             tries += 1;
             match self.groups.propose_catalog(set).await {

@@ -61,8 +61,8 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         }
         let mut totals: HashMap<QueueName, Totals> = HashMap::new();
         for shard in inner.groups.all() {
-            for queue in inner.groups.look(shard, |state| state.queues()) {
-                add(totals.entry(queue.name).or_default(), &queue.totals);
+            for (queue, of_shard) in inner.groups.look(shard, |state| state.totals()) {
+                add(totals.entry(queue).or_default(), &of_shard);
             }
         }
         inner.samples.push(inner.now(), totals);

@@ -148,6 +148,12 @@ impl Session {
         let _ = asked.wait_for(|asked| asked.over.is_some() || asked.state != WorkerState::Running).await;
     }
 
+    /// Returns when it has ended.
+    pub(crate) async fn until_over(&self) {
+        // The sender lives as long as the session, which is borrowed here.
+        let _ = self.subscribe().wait_for(|asked| asked.over.is_some()).await;
+    }
+
     /// Notes which of its claims a beat did not list. Those to be given back: the beat before did not
     /// list them either.
     pub(crate) fn unlisted(&self, missing: Vec<(TaskId, Fence)>, now: Millis) -> Vec<(TaskId, Fence)> {

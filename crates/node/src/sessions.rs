@@ -1,8 +1,9 @@
 //! Sessions: beats outside the log, and what follows when they stop.
 //!
 //! The node that hears a worker owns its session. It never writes a beat to a log; it proposes the end
-//! of a session to the shards that hold claims of it, once: in order (drained), because its held stream
-//! broke (closed), because it fell silent, or because a person removed it (put back).
+//! of a session to the shards that hold claims of it: in order (drained), because its held stream broke
+//! (closed), because it fell silent, or because a person removed it (put back). Once a second it asks the
+//! shards whether they hold claims of a session that does not live, and ends those too.
 //!
 //! A session is marked as over before its end is proposed. A claim under way checks that mark after its
 //! commit, so either the end comes after the claim in the log and frees it, or the claim gives itself
@@ -19,12 +20,12 @@ use model::{
 use state_machine::view::SessionClaim;
 use tokio::sync::watch;
 
-use crate::call::{BeatAnswer, WorkerFacts, WorkerState};
+use crate::call::{Answer, BeatAnswer, WorkerFacts, WorkerState};
 use crate::error::Error;
 use crate::events::NodeEvent;
 use crate::inner::{Inner, Node};
 use crate::session::{Asked, Session};
-use crate::taken::Return;
+use crate::taken::{Carried, Return};
 
 /// How often silence is looked for. With 2.5 s of silence and a commit, well within 3 s.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -32,6 +33,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 const STOOD_STILL: Millis = Millis(1_000);
 /// Between two tries to end a session in a shard without a leader.
 const BACKOFF: Duration = Duration::from_millis(100);
+/// How often the shards are asked for claims of sessions that are over.
+const SWEEP_EVERY: Millis = Millis(1_000);
 
 impl Node {
     /// Takes a worker in, or goes on with the session that it names.
@@ -45,7 +48,10 @@ impl Node {
             return Ok((session.id, session.state()));
         }
         let id = SessionId(rand::random());
-        inner.add_session(id, facts)?;
+        if let (_, Some(before)) = inner.add_session(id, facts)? {
+            // The worker has started anew: its life before is over, and not in order.
+            inner.end_session_later(before, FreedReason::Closed);
+        }
         Ok((id, WorkerState::Running))
     }
 
@@ -67,6 +73,7 @@ impl Node {
         let session = inner.session(worker, session)?;
         let now = inner.now();
         session.heard(now, inner.clock.wall());
+        inner.sessions.heard(&session);
         let held = inner.claims_of(session.id);
         let listed: HashSet<(TaskId, Fence)> = running.into_iter().collect();
         let missing = held.iter().map(|claim| (claim.task, claim.fence));
@@ -95,15 +102,10 @@ impl Node {
         Ok(SessionStream { inner: inner.clone(), session, number, asked })
     }
 
-    /// Ends a worker's session in order: its claims wait again, and no attempt is used up.
-    pub async fn end_session(&self, worker: &WorkerName) -> Result<(), Error> {
-        let inner = &self.inner;
-        let session = inner.worker_session(worker)?;
-        if !session.is_over() {
-            inner.end_session(&session, FreedReason::Drained).await;
-        }
-        inner.sessions.forget(&session);
-        Ok(())
+    /// Ends a worker's session in order: its claims wait again, and no attempt is used up. How many there
+    /// were.
+    pub async fn end_session(&self, worker: &WorkerName) -> Result<Answer<u64>, Error> {
+        self.inner.part_with(worker, FreedReason::Drained).await
     }
 }
 
@@ -175,29 +177,33 @@ impl Inner {
         if !self.groups.all().any(known) {
             return Ok(None);
         }
-        self.add_session(id, WorkerFacts::named(worker.clone())).map(Some)
+        // Another live session of this worker stays: which of them is silent will show.
+        self.add_session(id, WorkerFacts::named(worker.clone())).map(|(session, _)| Some(session))
     }
 
-    fn add_session(self: &Arc<Inner>, id: SessionId, facts: WorkerFacts) -> Result<Arc<Session>, Error> {
+    /// Adds a session. It, and the live one of the same worker that it takes the place of.
+    fn add_session(
+        &self,
+        id: SessionId,
+        facts: WorkerFacts,
+    ) -> Result<(Arc<Session>, Option<Arc<Session>>), Error> {
         let session = Arc::new(Session::new(id, facts, self.now(), self.clock.wall()));
-        if let Some(before) = self.sessions.add(session.clone())? {
-            // The worker has started anew: its life before is over, and not in order.
-            self.end_session_later(before, FreedReason::Closed);
-        }
+        let before = self.sessions.add(session.clone())?;
         let mut event = NodeEvent::new(self.clock.wall(), "worker_registered");
         event.worker = Some(session.name.clone());
         self.events.publish([event]);
-        Ok(session)
+        Ok((session, before))
     }
 
     /// Finds the sessions that the shards know after a restart; their workers have 2.5 s to be heard.
-    pub(crate) fn adopt_sessions(self: &Arc<Inner>) {
+    /// Of two sessions of one worker, one was about to be ended: its silence says which.
+    pub(crate) fn adopt_sessions(&self) {
         for shard in self.groups.all() {
             for (id, worker) in self.groups.look(shard, |state| state.sessions()) {
                 if self.sessions.by_id(id).is_none()
                     && let Err(error) = self.add_session(id, WorkerFacts::named(worker.clone()))
                 {
-                    tracing::warn!(%worker, %error, "session not taken up: its claims wait for their deadline");
+                    tracing::warn!(%worker, %error, "session not taken up: its claims are freed as if it were silent");
                 }
             }
         }
@@ -240,6 +246,22 @@ impl Inner {
         }
     }
 
+    /// Ends a worker's last session and lists the worker no more, also when the caller goes away.
+    pub(crate) async fn part_with(
+        self: &Arc<Inner>,
+        worker: &WorkerName,
+        reason: FreedReason,
+    ) -> Result<Answer<u64>, Error> {
+        let session = self.worker_session(worker)?;
+        let inner = self.clone();
+        let ended = Carried::new(async move {
+            let ended = inner.end_session(&session, reason).await;
+            inner.sessions.forget(&session);
+            ended
+        });
+        Ok(ended.await)
+    }
+
     /// The same as [`Inner::end_session`], by itself.
     pub(crate) fn end_session_later(self: &Arc<Inner>, session: Arc<Session>, reason: FreedReason) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -250,30 +272,65 @@ impl Inner {
     }
 
     /// Ends a session and frees its claims in all shards. How many there were.
-    pub(crate) async fn end_session(self: &Arc<Inner>, session: &Arc<Session>, reason: FreedReason) -> u64 {
+    pub(crate) async fn end_session(
+        self: &Arc<Inner>,
+        session: &Arc<Session>,
+        reason: FreedReason,
+    ) -> Answer<u64> {
+        let mut answer = Answer { value: 0, indexes: Vec::new() };
         if !session.end(reason) {
-            return 0;
+            return answer;
         }
         let silent_for = session.silent_for(self.now());
-        self.sessions.ended(session, self.now());
+        self.sessions.ended(session, reason, self.now());
         let holds =
             |shard: &ShardId| !self.groups.look(*shard, |state| state.session_claims(session.id)).is_empty();
         let shards: Vec<ShardId> = self.groups.all().filter(holds).collect();
-        let ends = shards.into_iter().map(|shard| self.end_session_in(shard, session, reason));
-        let freed = futures::future::join_all(ends).await.into_iter().sum();
-        self.tell_end(session, reason, freed, silent_for);
-        freed
+        let ends = shards.into_iter().map(|shard| async move {
+            let end = Command::EndSession { worker: session.name.clone(), session: session.id, reason };
+            (shard, self.end_session_in(shard, end).await)
+        });
+        for (shard, ended) in futures::future::join_all(ends).await {
+            if let Some((index, freed)) = ended {
+                answer.value += freed;
+                answer.indexes.push((shard, index));
+            }
+        }
+        self.tell_end(session, reason, answer.value, silent_for);
+        answer
     }
 
-    /// Ends a session in one shard, however long that takes.
-    async fn end_session_in(&self, shard: ShardId, session: &Session, reason: FreedReason) -> u64 {
+    /// Ends a session in one shard, however long that takes. Where in the log, and how many were freed.
+    async fn end_session_in(&self, shard: ShardId, end: Command) -> Option<(u64, u64)> {
         loop {
-            let end = Command::EndSession { worker: session.name.clone(), session: session.id, reason };
-            match self.groups.propose_one(shard, end).await {
-                Ok((_, Reply::Count(freed))) => return freed,
-                Ok(_) | Err(Error::Rejected(_)) => return 0,
-                Err(_) if self.stopping.is_cancelled() => return 0,
+            match self.groups.propose_one(shard, end.clone()).await {
+                Ok((index, Reply::Count(freed))) => return Some((index, freed)),
+                Ok(_) | Err(Error::Rejected(_)) => return None,
+                Err(_) if self.stopping.is_cancelled() => return None,
                 Err(_) => tokio::time::sleep(BACKOFF).await,
+            }
+        }
+    }
+
+    /// Frees the claims of sessions that a shard knows and that do not live here. There should be none:
+    /// whatever was missed ends here, instead of with its deadline a day later.
+    async fn sweep(&self) {
+        let now = self.now();
+        for shard in self.groups.all() {
+            let known = self.groups.look(shard, |state| state.sessions());
+            let over = known.into_iter().filter_map(|(session, worker)| {
+                let reason = self.sessions.end_unless_live(session, &worker, now)?;
+                Some(Command::EndSession { worker, session, reason })
+            });
+            let ends: Vec<Command> = over.take(limits::ENTRY_COMMANDS_MAX).collect();
+            if ends.is_empty() {
+                continue;
+            }
+            let sessions = ends.len();
+            match self.groups.propose(shard, ends).await {
+                Ok(_) => tracing::info!(%shard, sessions, "claims of sessions that are over were freed"),
+                // The next sweep tries again.
+                Err(error) => tracing::debug!(%shard, sessions, %error, "claims not freed yet"),
             }
         }
     }
@@ -304,6 +361,8 @@ pub(crate) async fn run(inner: Arc<Inner>) {
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = inner.now();
+    // After a start, workers have time to be heard first.
+    let mut swept = Millis(last.0 + limits::SILENCE.0);
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
@@ -325,5 +384,10 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             inner.end_session_later(session, FreedReason::Silent);
         }
         inner.sessions.prune(now);
+        if now.0.saturating_sub(swept.0) >= SWEEP_EVERY.0 {
+            swept = now;
+            // A shard that does not answer must not keep silence from being noticed.
+            let _ = tokio::time::timeout(LOOK_EVERY, inner.sweep()).await;
+        }
     }
 }

@@ -194,6 +194,8 @@ pub struct Stats {
     pub given_back: u64,
     /// Messages delivered from shard to shard.
     pub outbox_delivered: u64,
+    /// Messages that wait to be delivered from shard to shard.
+    pub outbox_messages: u64,
     /// Times that the node fell behind what its shards told it.
     pub notices_missed: u64,
     /// Claims that wait for a task.

@@ -15,6 +15,7 @@ use model::{Claimed, Command, Fence, Millis, ShardId, TaskId};
 use tokio::sync::mpsc;
 
 use crate::inner::Inner;
+use crate::session::Session;
 
 /// How many claims are given back in one step.
 const STEP: usize = 1_000;
@@ -40,8 +41,23 @@ pub(crate) struct Taken {
     pub(crate) index: u64,
     claims: Vec<Claimed>,
     returns: Returns,
+    keep: Keep,
+}
+
+/// Whether claims that nobody was told of are kept for a caller that comes again.
+#[derive(Clone)]
+pub(crate) struct Keep {
     /// A caller with a request id comes again for its claims.
-    repeatable: bool,
+    pub(crate) repeatable: bool,
+    /// The session that they were made in. When it is over nobody comes, and its end may have been in
+    /// the log before these claims were.
+    pub(crate) session: Option<Arc<Session>>,
+}
+
+impl Keep {
+    fn is_expected(&self) -> bool {
+        self.repeatable && !self.session.as_ref().is_some_and(|session| session.is_over())
+    }
 }
 
 impl Taken {
@@ -50,9 +66,9 @@ impl Taken {
         index: u64,
         claims: Vec<Claimed>,
         returns: &Returns,
-        repeatable: bool,
+        keep: Keep,
     ) -> Taken {
-        Taken { shard, index, claims, returns: returns.clone(), repeatable }
+        Taken { shard, index, claims, returns: returns.clone(), keep }
     }
 
     /// How many there are.
@@ -67,13 +83,13 @@ impl Taken {
 
     /// Gives the claims back, whoever may come again.
     pub(crate) fn give_back(mut self) {
-        self.repeatable = false;
+        self.keep.repeatable = false;
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        if self.repeatable {
+        if self.keep.is_expected() {
             return;
         }
         for claim in self.claims.drain(..) {
@@ -152,6 +168,55 @@ async fn give_back(inner: &Arc<Inner>, claims: impl Iterator<Item = Return>) {
                     tokio::time::sleep(BACKOFF).await;
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::WorkerFacts;
+    use model::{FreedReason, QueueName, SessionId, WallTime, WorkerName};
+
+    fn session() -> Arc<Session> {
+        let facts = WorkerFacts::named(WorkerName::new("w1").unwrap());
+        Arc::new(Session::new(SessionId(1), facts, Millis(0), WallTime::from_millis(0)))
+    }
+
+    fn claimed() -> Claimed {
+        Claimed {
+            id: TaskId::new(ShardId::new(1).unwrap(), WallTime::from_millis(1), 1),
+            queue: QueueName::new("mail").unwrap(),
+            envelope: bytes::Bytes::new(),
+            priority: 5,
+            attempt: 1,
+            fence: Fence(1),
+            deadline: model::Elapsed(2),
+            deadline_wall: WallTime::from_millis(2),
+            enqueued_at: WallTime::from_millis(1),
+            ready_since: WallTime::from_millis(1),
+        }
+    }
+
+    #[test]
+    fn claims_that_nobody_was_told_of_are_kept_only_for_one_who_can_come_again() {
+        let over = session();
+        over.end(FreedReason::Silent);
+        for (what, repeatable, session, given_back) in [
+            ("nobody comes again", false, None, 1),
+            ("one without a session may", true, None, 0),
+            ("one with a live session may", true, Some(session()), 0),
+            ("one whose session is over may not", true, Some(over), 1),
+        ] {
+            let (returns, mut returned) = mpsc::unbounded_channel();
+            let shard = ShardId::new(1).unwrap();
+            drop(Taken::new(shard, 7, vec![claimed()], &returns, Keep { repeatable, session }));
+            drop(returns);
+            let mut count = 0;
+            while returned.try_recv().is_ok() {
+                count += 1;
+            }
+            assert_eq!(count, given_back, "{what}");
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::command::{Claim as ClaimCommand, ClaimById, ClaimQueue};
-use model::{Claimed, Command, KeyHash, QueueName, Reply, ShardId, WorkerName, limits};
+use model::{Claimed, Command, KeyHash, Millis, QueueName, Reply, ShardId, WorkerName, limits};
 use wire::envelope::Envelope;
 
 use crate::call::{Answer, Claim, ClaimByIdCall, ClaimCall};
@@ -21,7 +21,7 @@ use crate::lines::{Share, Stock, Waiter};
 use crate::requests::Turn;
 use crate::session::Session;
 use crate::stats::Operation;
-use crate::taken::{Carried, Return, Taken};
+use crate::taken::{Carried, Keep, Return, Taken};
 
 /// Rounds in which one claim gathers over the shards. One is enough unless others were faster.
 const ROUNDS_MAX: usize = 4;
@@ -90,8 +90,8 @@ impl Node {
         check(&call)?;
         let inner = &self.inner;
         let session = inner.sessions.live(&call.worker, call.session)?;
-        if session.as_ref().is_some_and(|session| !session.may_claim()) {
-            return Ok(Answer { value: Vec::new(), indexes: Vec::new() });
+        if let Some(session) = session.as_ref().filter(|session| !session.may_claim()) {
+            return inner.wait_for_nothing(session, call.wait).await;
         }
         let mut ask = Ask { call: &call, request: None, turn: None, session };
         if let Some(id) = &call.request_id {
@@ -123,8 +123,8 @@ impl Node {
         });
         inner.groups.known(call.task)?;
         let (asked, shard) = (inner.clone(), call.task.shard());
-        let taken =
-            Carried::new(async move { asked.claim_in(shard, command, request.is_some()).await }).await?;
+        let keep = Keep { repeatable: request.is_some(), session: session.clone() };
+        let taken = Carried::new(async move { asked.claim_in(shard, command, keep).await }).await?;
         inner.told(vec![taken], &[], session.as_deref())
     }
 
@@ -199,13 +199,7 @@ impl Inner {
     /// Waits in line for the first task.
     async fn wait(self: &Arc<Inner>, ask: &Ask<'_>) -> Result<Vec<Taken>, Error> {
         let until = tokio::time::Instant::now() + Duration::from(ask.call.wait);
-        let Some(waiter) = self.lines.waiter(ask.call.max, limits::WAITING_CLAIMS_MAX) else {
-            return Err(Error::TooManyRequests {
-                what: "claims that wait",
-                max: Some(limits::WAITING_CLAIMS_MAX),
-            });
-        };
-        let parked = Parked { inner: self, queues: &ask.call.queues, waiter };
+        let parked = self.park(&ask.call.queues, ask.call.max)?;
         loop {
             parked.enter();
             let woken = tokio::select! {
@@ -233,6 +227,36 @@ impl Inner {
         }
     }
 
+    /// The answer to a worker that drains or stops: nothing, but not before its wait is over. It would
+    /// ask again and again otherwise.
+    async fn wait_for_nothing(
+        self: &Arc<Inner>,
+        session: &Session,
+        wait: Millis,
+    ) -> Result<Answer<Vec<Claim>>, Error> {
+        if wait.0 > 0 {
+            // In no line, but counted as one that waits.
+            let _parked = self.park(&[], 0)?;
+            tokio::select! {
+                () = tokio::time::sleep(wait.into()) => {}
+                () = session.until_over() => {}
+                () = self.stopping.cancelled() => {}
+            }
+        }
+        if session.is_over() {
+            return Err(Error::UnknownWorker { worker: session.name.clone() });
+        }
+        Ok(Answer { value: Vec::new(), indexes: Vec::new() })
+    }
+
+    /// A place for one that waits.
+    fn park<'a>(self: &'a Arc<Inner>, queues: &'a [ClaimQueue], want: u32) -> Result<Parked<'a>, Error> {
+        let max = limits::WAITING_CLAIMS_MAX;
+        let too_many = Error::TooManyRequests { what: "claims that wait", max: Some(max) };
+        let waiter = self.lines.waiter(want, max).ok_or(too_many)?;
+        Ok(Parked { inner: self, queues, waiter })
+    }
+
     /// Asks the shards of these promises, all at once.
     fn take(
         self: &Arc<Inner>,
@@ -248,10 +272,10 @@ impl Inner {
         }
         let commands: Vec<(ShardId, Command)> =
             counts.into_iter().map(|(shard, max)| (shard, ask.command(max))).collect();
-        let (inner, turn, repeatable) = (self.clone(), ask.turn.clone(), ask.request.is_some());
+        let (inner, turn, keep) = (self.clone(), ask.turn.clone(), ask.keep());
         Carried::new(async move {
             let asked =
-                commands.into_iter().map(|(shard, command)| inner.claim_in(shard, command, repeatable));
+                commands.into_iter().map(|(shard, command)| inner.claim_in(shard, command, keep.clone()));
             let taken = futures::future::join_all(asked).await;
             drop((promised, turn));
             taken
@@ -263,13 +287,13 @@ impl Inner {
         self: &Arc<Inner>,
         shard: ShardId,
         command: Command,
-        repeatable: bool,
+        keep: Keep,
     ) -> Result<Taken, Error> {
         let since = Instant::now();
         match self.groups.propose_one(shard, command).await {
             Ok((index, Reply::Claimed(claims))) => {
                 self.counters.timed(Operation::Claim, since, claims.len(), 0);
-                Ok(Taken::new(shard, index, claims, &self.returns, repeatable))
+                Ok(Taken::new(shard, index, claims, &self.returns, keep))
             }
             Ok(_) => unreachable!("a claim is answered by claims"),
             Err(error) => {
@@ -288,7 +312,7 @@ impl Inner {
         let known: Vec<Option<ShardId>> = futures::future::try_join_all(looks).await?;
         let mut taken = Vec::new();
         for shard in known.into_iter().flatten() {
-            taken.push(self.claim_in(shard, ask.command(ask.call.max), true).await?);
+            taken.push(self.claim_in(shard, ask.command(ask.call.max), ask.keep()).await?);
         }
         Ok((!taken.is_empty()).then_some(taken))
     }
@@ -340,6 +364,10 @@ impl Inner {
 }
 
 impl Ask<'_> {
+    fn keep(&self) -> Keep {
+        Keep { repeatable: self.request.is_some(), session: self.session.clone() }
+    }
+
     fn command(&self, max: u32) -> Command {
         Command::Claim(ClaimCommand {
             queues: self.call.queues.clone(),

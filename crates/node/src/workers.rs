@@ -1,10 +1,13 @@
 //! Workers, as people see them, and what people ask of them.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use model::{Fence, FreedReason, SessionId, TaskId, WorkerName};
 
-use crate::call::{WorkerInfo, WorkerState};
+use crate::call::{Answer, WorkerInfo, WorkerPage, WorkerState};
 use crate::error::Error;
 use crate::info::Slots;
 use crate::inner::{Inner, Node};
@@ -16,16 +19,32 @@ impl Node {
         self.inner.workers()
     }
 
+    /// One page of the same, at most `limit` workers. Goes on from `cursor`.
+    pub fn workers_page(&self, cursor: Option<&str>, limit: usize) -> Result<WorkerPage, Error> {
+        let after = cursor.map(after).transpose()?;
+        let inner = &self.inner;
+        let sessions = inner.sessions.all();
+        let slots = inner.slots(&sessions);
+        let begin = after.map_or(0, |after| sessions.partition_point(|session| session.name <= after));
+        let rest = &sessions[begin..];
+        let page = &rest[..rest.len().min(limit.max(1))];
+        let cursor = page.last().filter(|_| page.len() < rest.len());
+        Ok(WorkerPage {
+            slots,
+            workers: page.iter().map(|session| inner.worker_info(session)).collect(),
+            cursor: cursor.map(|session| URL_SAFE_NO_PAD.encode(session.name.as_str())),
+        })
+    }
+
     /// One worker.
     pub fn worker(&self, worker: &WorkerName) -> Result<WorkerInfo, Error> {
         let session = self.inner.worker_session(worker)?;
-        let claims = self.inner.claims_of(session.id);
-        Ok(info(&session, claims.iter().map(|claim| (claim.task, claim.fence)).collect()))
+        Ok(self.inner.worker_info(&session))
     }
 
     /// Room for running tasks over all running workers.
     pub fn slots(&self) -> Slots {
-        slots(&self.inner.workers())
+        self.inner.slots(&self.inner.sessions.all())
     }
 
     /// Asks a worker to claim nothing more and to finish what runs.
@@ -38,12 +57,9 @@ impl Node {
         self.inner.ask(worker, WorkerState::Stopping)
     }
 
-    /// Frees a worker's claims at once, fences it, and lists it no more.
-    pub async fn remove_worker(&self, worker: &WorkerName) -> Result<(), Error> {
-        let session = self.inner.worker_session(worker)?;
-        self.inner.end_session(&session, FreedReason::PutBack).await;
-        self.inner.sessions.forget(&session);
-        Ok(())
+    /// Frees a worker's claims at once, fences it, and lists it no more. How many there were.
+    pub async fn remove_worker(&self, worker: &WorkerName) -> Result<Answer<u64>, Error> {
+        self.inner.part_with(worker, FreedReason::PutBack).await
     }
 }
 
@@ -60,6 +76,22 @@ impl Inner {
             });
         }
         sessions.iter().map(|session| info(session, claims.remove(&session.id).unwrap_or_default())).collect()
+    }
+
+    fn worker_info(&self, session: &Session) -> WorkerInfo {
+        let claims = self.claims_of(session.id);
+        info(session, claims.iter().map(|claim| (claim.task, claim.fence)).collect())
+    }
+
+    /// Room for running tasks over those of `sessions` that run.
+    pub(crate) fn slots(&self, sessions: &[Arc<Session>]) -> Slots {
+        let mut slots = Slots::default();
+        for session in sessions.iter().filter(|session| session.state() == WorkerState::Running) {
+            let total = u64::from(session.facts.read().slots);
+            slots.total += total;
+            slots.open += total.saturating_sub(self.claims_of(session.id).len() as u64);
+        }
+        slots
     }
 
     fn ask(&self, worker: &WorkerName, state: WorkerState) -> Result<(), Error> {
@@ -82,12 +114,10 @@ fn info(session: &Session, claims: Vec<(TaskId, Fence)>) -> WorkerInfo {
     }
 }
 
-pub(crate) fn slots(workers: &[WorkerInfo]) -> Slots {
-    let mut slots = Slots::default();
-    for worker in workers.iter().filter(|worker| worker.state == WorkerState::Running) {
-        let total = u64::from(worker.facts.slots);
-        slots.total += total;
-        slots.open += total.saturating_sub(worker.claims.len() as u64);
-    }
-    slots
+/// The worker that a page ended with.
+fn after(cursor: &str) -> Result<WorkerName, Error> {
+    let bytes = URL_SAFE_NO_PAD.decode(cursor).ok();
+    let name =
+        bytes.and_then(|bytes| String::from_utf8(bytes).ok()).and_then(|name| WorkerName::new(&name).ok());
+    name.ok_or_else(|| Error::Invalid("this cursor is not one that a list answered: begin anew".to_owned()))
 }

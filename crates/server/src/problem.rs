@@ -57,11 +57,13 @@ impl From<node::Error> for Refusal {
 pub(crate) fn problem_of(error: &node::Error) -> Problem {
     let mut problem = Problem::new(Code::from_word(error.code()), error.to_string());
     problem.retry_after_ms = error.retry_after().map(Ms::from);
-    if let node::Error::Rejected(rejection) = error {
-        let (id, state) = about(rejection);
-        problem.id = id.map(Id);
-        problem.state = state.map(State);
-    }
+    let (id, state) = match error {
+        node::Error::Rejected(rejection) => about(rejection),
+        node::Error::NothingToPutBack { id, state } => (Some(*id), Some(*state)),
+        _ => (None, None),
+    };
+    problem.id = id.map(Id);
+    problem.state = state.map(State);
     problem
 }
 
@@ -74,6 +76,7 @@ fn about(rejection: &Rejection) -> (Option<model::TaskId>, Option<model::StateKi
         | Rejection::AlreadyEnded { id, state }
         | Rejection::NotEnded { id, state } => (Some(*id), Some(*state)),
         Rejection::NotUnique { holder } | Rejection::DedupMismatch { holder } => (Some(*holder), None),
+        Rejection::NotAtomic { because, .. } => about(because),
         _ => (None, None),
     }
 }
@@ -137,6 +140,13 @@ mod tests {
         assert_eq!(problem.state, Some(State(model::StateKind::Blocked)));
         let stale = Rejection::StaleToken { id, given: Fence(1), current: Fence(2) };
         assert_eq!(problem_of(&node::Error::Rejected(stale)).status, 409);
+        let because = Box::new(Rejection::NotUnique { holder: id });
+        let atomic = problem_of(&node::Error::Rejected(Rejection::NotAtomic { n: 3, because }));
+        assert_eq!((atomic.status, &*atomic.code, atomic.id), (409, "not_unique", Some(Id(id))));
+        assert!(atomic.detail.contains("task 3"), "{}", atomic.detail);
+        let state = model::StateKind::Ready;
+        let put_back = problem_of(&node::Error::NothingToPutBack { id, state });
+        assert_eq!((&*put_back.code, put_back.state), ("not_claimed", Some(State(state))));
     }
 
     #[test]

@@ -104,7 +104,9 @@ async fn a_worker_registers_beats_is_listed_and_leaves_in_order() {
     assert_eq!(harness.post("/v1/workers/host-1:4711/drain", "").await.expect(200).json["state"], "draining");
     let answer = harness.post("/v1/workers/host-1:4711/beat", beat.clone()).await.expect(200).json;
     assert_eq!(answer["state"], "draining");
-    harness.delete("/v1/workers/host-1:4711").await.expect(200);
+    let gone = harness.delete("/v1/workers/host-1:4711").await.expect(200);
+    assert_eq!(gone.json["state"], "stopping");
+    assert!(gone.headers.contains_key("windlass-index"), "its claim was freed in some shard");
     harness.until_state(&id, "cancelled").await;
     harness.post("/v1/workers/host-1:4711/beat", beat).await.expect_problem(404, "unknown_worker");
     harness.stop().await;
@@ -179,5 +181,25 @@ async fn events_go_on_after_the_last_one_seen_and_end_with_the_server() {
     harness.stop_server().await;
     assert!(stopping.elapsed() < Duration::from_secs(5), "took {:?}", stopping.elapsed());
     assert!(events.next().await.is_none());
+    harness.stop().await;
+}
+
+#[tokio::test]
+async fn workers_come_in_pages_and_their_labels_are_bounded() {
+    let harness = start().await;
+    for id in ["b", "a", "c"] {
+        register(&harness, id).await;
+    }
+    let first = harness.get("/v1/workers?limit=2").await.expect(200).json;
+    assert_eq!((&first["workers"][0]["id"], &first["workers"][1]["id"]), (&json!("a"), &json!("b")));
+    assert_eq!(first["slots"]["total"], 12);
+    let cursor = first["cursor"].as_str().unwrap();
+    let rest = harness.get(&format!("/v1/workers?cursor={cursor}")).await.expect(200).json;
+    assert_eq!((&rest["workers"][0]["id"], &rest["cursor"]), (&json!("c"), &Value::Null));
+    harness.get("/v1/workers?limit=0").await.expect_problem(400, "invalid_request");
+    harness.get("/v1/workers?cursor=!").await.expect_problem(400, "invalid_request");
+    let labels: Vec<String> = (0..60).map(|n| format!(r#""l{n}":"{}""#, "x".repeat(200))).collect();
+    let body = format!(r#"{{"id":"w","labels":{{{}}}}}"#, labels.join(","));
+    harness.post("/v1/workers", body).await.expect_problem(400, "invalid_request");
     harness.stop().await;
 }

@@ -348,3 +348,38 @@ async fn a_list_goes_on_from_its_cursor_and_a_look_waits_for_the_end() {
     assert_eq!(waited.expect(200).json["state"], "done");
     harness.stop().await;
 }
+
+#[tokio::test]
+async fn a_task_may_wait_until_the_last_moment_and_is_found_by_its_keys() {
+    let harness = start().await;
+    let body = r#"{"kind":"k","run_at":"9999-12-31T23:59:59.999Z","dedup_key":"d","unique":{"key":"u","until":"final"}}"#;
+    let id = harness.enqueue("mail", body).await;
+    let missing = harness.get("/v1/queues/mail/tasks/d").await;
+    missing.expect_problem(404, "not_found");
+    let missing = missing.json;
+    assert!(missing["detail"].as_str().unwrap().contains("unique_key"), "{missing}");
+    let found = harness.get("/v1/queues/mail/tasks/d?unique_key=u").await.expect(200).json;
+    assert_eq!(
+        (&found["id"], &found["due"]),
+        (&serde_json::Value::from(id.as_str()), &"9999-12-31T23:59:59.999Z".into())
+    );
+    let held = harness.post(&format!("/v1/tasks/{id}/put-back"), "").await;
+    held.expect_problem(409, "not_claimed");
+    let held = held.json;
+    assert!(held["detail"].as_str().unwrap().contains("nobody holds"), "{held}");
+    harness.stop().await;
+}
+
+#[tokio::test]
+async fn an_atomic_refusal_says_which_task_and_who_is_in_the_way() {
+    let harness = start().await;
+    let id =
+        harness.enqueue("mail", r#"{"kind":"k","order_key":"o","unique":{"key":"u","until":"final"}}"#).await;
+    let body = r#"{"tasks":[{"kind":"a","order_key":"o"},{"kind":"b","order_key":"o","unique":{"key":"u","until":"final"}}],"atomic":true}"#;
+    let refused = harness.post("/v1/queues/mail/tasks", body).await;
+    refused.expect_problem(409, "not_unique");
+    let refused = refused.json;
+    assert_eq!(refused["id"], id.as_str());
+    assert!(refused["detail"].as_str().unwrap().contains("task 1 "), "{refused}");
+    harness.stop().await;
+}

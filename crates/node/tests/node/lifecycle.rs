@@ -84,16 +84,21 @@ async fn a_dedup_key_makes_one_task_over_requests() {
     assert_eq!(first.id, second.id);
     let other = node.enqueue(vec![keyed("2")], false).await.unwrap().value.pop().unwrap();
     assert_eq!(other, Err(Error::Rejected(Rejection::DedupMismatch { holder: first.id })));
-    let found = node.task_by_dedup(&queue("mail"), "key-1", None).await.unwrap();
+    let found = node.task_by_dedup(&queue("mail"), "key-1", None, None).await.unwrap();
     assert_eq!(found.view.id, first.id);
-    let missing = node.task_by_dedup(&queue("mail"), "key-2", None).await.unwrap_err();
+    let missing = node.task_by_dedup(&queue("mail"), "key-2", None, None).await.unwrap_err();
     assert_eq!(missing.code(), "not_found");
     // With another order key it is another place.
     let ordered = TaskSpec { order_key: Some("user-7".to_owned()), ..keyed("1") };
     let third = enqueue(&node, ordered).await;
     assert_ne!(third, first.id);
-    let found = node.task_by_dedup(&queue("mail"), "key-1", Some("user-7")).await.unwrap();
+    let found = node.task_by_dedup(&queue("mail"), "key-1", Some("user-7"), None).await.unwrap();
     assert_eq!(found.view.id, third);
+    // And so with a unique key.
+    let unique = TaskSpec { unique: Some(("u".to_owned(), UniqueUntil::Final)), ..keyed("1") };
+    let fourth = enqueue(&node, unique).await;
+    let found = node.task_by_dedup(&queue("mail"), "key-1", None, Some("u")).await.unwrap();
+    assert_eq!(found.view.id, fourth);
     node.stop().await.unwrap();
 }
 

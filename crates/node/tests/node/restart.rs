@@ -185,7 +185,7 @@ fn a_session_that_a_restart_interrupted_is_resumed_by_a_beat_or_ends_in_silence(
 async fn the_number_of_shards_is_fixed_when_the_cluster_is_made() {
     let disk = MemDisk::new();
     let node = start(&disk).await;
-    node.set_queue(&queue("mail"), QueuePolicy { hold: Millis::secs(7), ..QueuePolicy::default() })
+    node.set_queue(&queue("mail"), |_| Ok(QueuePolicy { hold: Millis::secs(7), ..QueuePolicy::default() }))
         .await
         .unwrap();
     let cluster_id = node.cluster().cluster_id;

@@ -255,3 +255,87 @@ async fn a_node_that_stood_still_gives_its_workers_time_to_be_heard() {
     assert_eq!(ack(&node, &held[0]).await.unwrap().state, StateKind::Done);
     node.stop().await.unwrap();
 }
+
+/// Polls a future a few times' worth, then drops it, as when a caller disconnects.
+async fn give_up_after(call: impl Future, patience: Duration) {
+    let _ = tokio::time::timeout(patience, call).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_under_way_when_its_session_ends_is_given_back_whoever_may_ask_again() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    for n in 0..40 {
+        let session = register(&node, "w1").await;
+        let call = ClaimCall {
+            session: Some(session),
+            hold: Some(Millis::hours(1)),
+            request_id: Some(format!("request-{n}")),
+            ..claim_call("mail", 1, Millis(0))
+        };
+        let claiming = tokio::spawn({
+            let node = node.clone();
+            async move { give_up_after(node.claim(call), Duration::from_micros(n * 50)).await }
+        });
+        tokio::time::sleep(Duration::from_micros(n * 40)).await;
+        node.end_session(&worker("w1")).await.unwrap();
+        claiming.await.unwrap();
+        eventually("it is ready again", || async { depth(&node, "mail", StateKind::Ready).await == 1 }).await;
+    }
+    assert_eq!(claim_one(&node, "mail").await.attempt, 1, "no attempt was used up");
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_is_removed_although_its_remover_goes_away() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let session = register(&node, "w1").await;
+    claim_in_session(&node, "mail", "w1", session).await;
+    give_up_after(node.remove_worker(&worker("w1")), Duration::ZERO).await;
+    eventually("it is listed no more", || async { node.workers().is_empty() }).await;
+    assert_eq!(claim_one(&node, "mail").await.attempt, 1);
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draining_worker_that_asks_anyway_waits_its_wait() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let session = register(&node, "w1").await;
+    node.drain(&worker("w1")).await.unwrap();
+    let call = |wait| ClaimCall { session: Some(session), ..claim_call("mail", 1, wait) };
+    let since = Instant::now();
+    assert!(node.claim(call(Millis(300))).await.unwrap().value.is_empty());
+    assert!(since.elapsed() >= Duration::from_millis(300), "{:?}", since.elapsed());
+    assert_eq!(node.waiting_claims(), 0);
+    let waiting = tokio::spawn({
+        let (node, call) = (node.clone(), call(Millis::secs(60)));
+        async move { node.claim(call).await }
+    });
+    eventually("it waits", || async { node.waiting_claims() == 1 }).await;
+    node.remove_worker(&worker("w1")).await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap_err().code(), "unknown_worker");
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_are_listed_page_by_page() {
+    let node = node().await;
+    for name in ["c", "a", "e", "b", "d"] {
+        register(&node, name).await;
+    }
+    let (mut names, mut cursor) = (Vec::new(), None);
+    loop {
+        let page = node.workers_page(cursor.as_deref(), 2).unwrap();
+        assert_eq!(page.slots.total, 40, "the slots are those of all");
+        names.extend(page.workers.into_iter().map(|worker| worker.facts.name.as_str().to_owned()));
+        cursor = page.cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    assert_eq!(names, ["a", "b", "c", "d", "e"]);
+    assert_eq!(node.workers_page(Some("!"), 2).unwrap_err().code(), "invalid_request");
+    node.stop().await.unwrap();
+}

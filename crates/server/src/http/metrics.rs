@@ -76,6 +76,11 @@ fn node_wide(page: &mut Page, stats: &Stats) {
     }
     for (name, help, value) in [
         ("windlass_waiting_claims", "Claims that wait for a task.", stats.waiting_claims as f64),
+        (
+            "windlass_outbox_messages",
+            "Follow-ups that wait to be delivered from shard to shard.",
+            stats.outbox_messages as f64,
+        ),
         ("windlass_sessions", "Live sessions of workers.", stats.sessions as f64),
         ("windlass_memory_bytes", "Memory of the tasks' state, estimated.", stats.memory_bytes as f64),
         ("windlass_memory_bytes_max", "Over it new tasks are refused.", stats.memory_bytes_max as f64),

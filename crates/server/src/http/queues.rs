@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use http::StatusCode;
-use model::{QueueName, QueuePolicy, Rejection, StateKind};
+use model::{QueueName, QueuePolicy, StateKind};
 use node::call::QueueInfo;
 use wire::http::queue::{
     DeleteQueueReply, DepthReply, PolicyReply, PolicyRequest, PurgeReply, QueueReply, QueuesReply,
@@ -59,12 +59,10 @@ pub(crate) async fn set(State(app): State<App>, At(queue): At<String>, whole: Wh
     let request: PolicyRequest = parse::one(whole.text_or_empty()?)?;
     // Checked on its own first: a request that is wrong is refused whatever the queue is.
     request.over(&QueuePolicy::default())?;
-    let current = match app.node.queue(&queue).await {
-        Ok(info) => info.policy,
-        Err(node::Error::Rejected(Rejection::UnknownQueue { .. })) => QueuePolicy::default(),
-        Err(error) => return Err(error.into()),
+    let merge = |current: &QueuePolicy| {
+        request.over(current).map_err(|invalid| node::Error::Invalid(invalid.to_string()))
     };
-    let info = app.node.set_queue(&queue, request.over(&current)?).await?;
+    let info = app.node.set_queue(&queue, merge).await?;
     Ok(written(StatusCode::OK, &with_policy(&info), &everywhere(&app)))
 }
 

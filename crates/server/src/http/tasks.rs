@@ -68,7 +68,8 @@ pub(crate) async fn show_by_dedup(
     Asked(query): Asked<DedupQuery>,
 ) -> Reply {
     let queue = QueueName::new(&queue)?;
-    let task = app.node.task_by_dedup(&queue, &key, query.order_key.as_deref()).await?;
+    let (order_key, unique_key) = (query.order_key.as_deref(), query.unique_key.as_deref());
+    let task = app.node.task_by_dedup(&queue, &key, order_key, unique_key).await?;
     Ok(json(StatusCode::OK, &detail(&task)))
 }
 

@@ -6,13 +6,13 @@ use bytes::Bytes;
 use http::StatusCode;
 use model::{Fence, WorkerName, limits};
 use node::SessionStream;
-use node::call::{WorkerFacts, WorkerInfo, WorkerState};
+use node::call::{Answer, WorkerFacts, WorkerInfo, WorkerState};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use wire::http::event::SessionEventReply;
 use wire::http::worker::{
-    BeatReply, BeatRequest, RegisterReply, RegisterRequest, RunningTask, SlotsReply, WorkerActionReply,
-    WorkerReply, WorkerStateWord, WorkersReply,
+    BeatReply, BeatRequest, RegisterReply, RegisterRequest, RunningTask, SlotsReply, WORKERS_PAGE_MAX,
+    WorkerActionReply, WorkerReply, WorkerStateWord, WorkersQuery, WorkersReply,
 };
 use wire::http::{Id, Problem, Session, Time, parse};
 
@@ -21,7 +21,7 @@ use super::events::{SESSION_PULSE, Source, sse, sse_event};
 use crate::app::App;
 use crate::body::{Asked, At, Whole};
 use crate::problem::Refusal;
-use crate::reply::json;
+use crate::reply::{json, written};
 
 /// Registers a worker and begins its session.
 #[utoipa::path(
@@ -111,14 +111,27 @@ impl Source for SessionStream {
     }
 }
 
-/// All workers.
+/// All workers, by name and page by page: go on with `cursor` until there is none.
 #[utoipa::path(
     get, path = "/v1/workers", tag = "workers",
-    responses((status = 200, description = "all workers", body = WorkersReply))
+    params(WorkersQuery),
+    responses(
+        (status = 200, description = "one page", body = WorkersReply),
+        (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
+    )
 )]
-pub(crate) async fn list(State(app): State<App>) -> Response {
-    let workers: Vec<WorkerReply> = app.node.workers().iter().map(reply).collect();
-    json(StatusCode::OK, &WorkersReply { slots: slots(&workers), workers })
+pub(crate) async fn list(State(app): State<App>, Asked(query): Asked<WorkersQuery>) -> Reply {
+    let (limit, max) = (query.limit.unwrap_or(WORKERS_PAGE_MAX as u64), WORKERS_PAGE_MAX as u64);
+    if !(1..=max).contains(&limit) {
+        return Err(Refusal::invalid(format!("limit is {limit}: give a number from 1 to {max}")));
+    }
+    let page = app.node.workers_page(query.cursor.as_deref(), limit as usize)?;
+    let reply = WorkersReply {
+        slots: SlotsReply { open: page.slots.open, total: page.slots.total },
+        workers: page.workers.iter().map(reply).collect(),
+        cursor: page.cursor,
+    };
+    Ok(json(StatusCode::OK, &reply))
 }
 
 /// One worker.
@@ -145,8 +158,8 @@ pub(crate) async fn show(State(app): State<App>, At(id): At<String>) -> Reply {
     )
 )]
 pub(crate) async fn end(State(app): State<App>, At(id): At<String>) -> Reply {
-    app.node.end_session(&WorkerName::new(&id)?).await?;
-    Ok(acted(id, WorkerStateWord::Lost))
+    let ended = app.node.end_session(&WorkerName::new(&id)?).await?;
+    Ok(parted(id, WorkerStateWord::Stopping, ended))
 }
 
 /// Asks a worker to claim nothing more and to finish what runs.
@@ -187,8 +200,13 @@ pub(crate) async fn stop(State(app): State<App>, At(id): At<String>) -> Reply {
     )
 )]
 pub(crate) async fn remove(State(app): State<App>, At(id): At<String>) -> Reply {
-    app.node.remove_worker(&WorkerName::new(&id)?).await?;
-    Ok(acted(id, WorkerStateWord::Lost))
+    let removed = app.node.remove_worker(&WorkerName::new(&id)?).await?;
+    Ok(parted(id, WorkerStateWord::Lost, removed))
+}
+
+/// The reply for a worker that is gone: it stands on the freeing of its claims, if it had some.
+fn parted(id: String, state: WorkerStateWord, freed: Answer<u64>) -> Response {
+    written(StatusCode::OK, &WorkerActionReply { id, state }, &freed.indexes.into())
 }
 
 fn acted(id: String, state: WorkerStateWord) -> Response {
@@ -224,13 +242,4 @@ fn reply(worker: &WorkerInfo) -> WorkerReply {
         labels: facts.labels.iter().cloned().collect(),
         version: facts.version.clone(),
     }
-}
-
-/// Room over the workers that run.
-pub(super) fn slots(workers: &[WorkerReply]) -> SlotsReply {
-    let running = workers.iter().filter(|worker| worker.state == WorkerStateWord::Running);
-    running.fold(SlotsReply::default(), |sum, worker| SlotsReply {
-        open: sum.open + u64::from(worker.slots).saturating_sub(worker.running),
-        total: sum.total + u64::from(worker.slots),
-    })
 }
