@@ -24,5 +24,5 @@ pub use policy::{
 };
 pub use rejection::Rejection;
 pub use reply::{Claimed, Enqueued, Reply, Settled};
-pub use state::{Event, FreedReason, State, StateKind};
+pub use state::{Event, FreedReason, StateKind};
 pub use time::{Elapsed, Millis, WallTime};

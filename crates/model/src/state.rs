@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::id::Fence;
 use crate::name::WorkerName;
-use crate::time::{Elapsed, Millis, WallTime};
+use crate::time::Millis;
 
 /// A state by its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,41 +88,6 @@ impl fmt::Display for StateKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
-}
-
-/// A state with the facts that are valid in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Waits until `due`, which the caller asked for.
-    Delayed {
-        /// When it becomes ready.
-        due: WallTime,
-    },
-    /// Backs off after a failed attempt.
-    Retrying {
-        /// When it becomes ready.
-        due: Elapsed,
-    },
-    /// Waits for the task before it of the same order key.
-    Blocked,
-    /// May be claimed.
-    Ready,
-    /// Held by a worker.
-    Claimed {
-        /// Who holds it.
-        worker: WorkerName,
-        /// The current fence.
-        fence: Fence,
-        /// When the claim ends, unless extended.
-        deadline: Elapsed,
-    },
-    /// Over, in this way, since this time.
-    Ended {
-        /// Which end.
-        kind: StateKind,
-        /// When.
-        at: WallTime,
-    },
 }
 
 /// Why a claim ended without ack or fail.
