@@ -169,16 +169,21 @@ impl Shard {
         self.touch(slot);
         self.keep_dedup(slot);
         self.keep_outcome(at, slot);
-        let task = &self.tasks[slot];
-        if let Some(until) = task.own_retention_end() {
-            self.wall_timers.remove(until.millis(), Timer::OwnRetention(task.id.into()));
-        }
+        self.end_retention(slot);
         self.leave(slot);
         self.touch_removed(slot);
         let task = self.tasks.remove(slot);
         self.extras -= u64::from(task.extra.is_some());
         effects.push(Effect::Forget { task: task.id });
         self.remove_if_dropped(task.queue);
+    }
+
+    /// An ended task goes, or comes back: its own retention no longer counts.
+    pub(super) fn end_retention(&mut self, slot: Slot) {
+        let task = &self.tasks[slot];
+        if let Some(until) = task.own_retention_end() {
+            self.wall_timers.remove(until.millis(), Timer::OwnRetention(task.id.into()));
+        }
     }
 
     fn keep_outcome(&mut self, at: Position, slot: Slot) {

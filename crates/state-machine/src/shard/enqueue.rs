@@ -122,14 +122,15 @@ impl Shard {
     }
 
     fn check_room(&self, task: &NewTask, ahead: &Ahead) -> Result<(), Rejection> {
-        let fresh = Queue::new(task.queue.clone(), 0);
-        let queue = match self.queues.find(&task.queue) {
-            Some(no) => &self.queues[no],
-            None => {
-                self.check_queues(&task.queue, ahead)?;
-                &fresh
-            }
+        let Some(queue) = self.queues.find(&task.queue).map(|no| &self.queues[no]) else {
+            self.check_queues(&task.queue, ahead)?;
+            // As it will be once it is made: an atomic request may bring many of its tasks.
+            return self.check_queue(&Queue::new(task.queue.clone(), 0), task, ahead);
         };
+        self.check_queue(queue, task, ahead)
+    }
+
+    fn check_queue(&self, queue: &Queue, task: &NewTask, ahead: &Ahead) -> Result<(), Rejection> {
         let policy = queue.policy();
         let waiting = queue.live() + ahead.tasks.get(&task.queue).copied().unwrap_or(0);
         if let Some(max) = policy.tasks_max

@@ -65,13 +65,6 @@ impl Shard {
         self.take_keys(slot);
     }
 
-    fn end_retention(&mut self, slot: Slot) {
-        let task = &self.tasks[slot];
-        if let Some(until) = task.own_retention_end() {
-            self.wall_timers.remove(until.millis(), Timer::OwnRetention(task.id.into()));
-        }
-    }
-
     /// A dead task that a person discards ends anew, as cancelled; its keys and line were given up before.
     pub(super) fn relabel_dead(&mut self, at: Position, slot: Slot, effects: &mut Effects) -> Reply {
         if let Some(dedup) = self.tasks[slot].dedup() {
