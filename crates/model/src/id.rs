@@ -200,6 +200,50 @@ impl fmt::Display for NodeId {
     }
 }
 
+/// One life of a node in a group. A node that lost its disk comes back under a new incarnation: its old
+/// promises are not its own any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(u64);
+
+impl MemberId {
+    const NODE_BITS: u32 = 16;
+
+    /// The `incarnation`th life of `node`, from 0. Node numbers go up to [`limits::NODE_MAX`].
+    pub fn new(node: NodeId, incarnation: u64) -> MemberId {
+        debug_assert!(node.0 <= limits::NODE_MAX);
+        MemberId(incarnation << Self::NODE_BITS | (node.0 & limits::NODE_MAX))
+    }
+
+    /// A member from its number.
+    pub fn from_bits(bits: u64) -> MemberId {
+        MemberId(bits)
+    }
+
+    /// Its number: the first life of a node has the node's own.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Which node.
+    pub fn node(self) -> NodeId {
+        NodeId(self.0 & limits::NODE_MAX)
+    }
+
+    /// Which of its lives, from 0.
+    pub fn incarnation(self) -> u64 {
+        self.0 >> Self::NODE_BITS
+    }
+}
+
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.incarnation() {
+            0 => self.node().fmt(f),
+            incarnation => write!(f, "{}.{incarnation}", self.node()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

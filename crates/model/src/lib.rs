@@ -16,7 +16,7 @@ pub mod state;
 pub mod time;
 
 pub use command::{Command, FollowUp, NewTask, OutboxMessage, Position, Start};
-pub use id::{Fence, GroupId, NodeId, SessionId, ShardId, TaskId};
+pub use id::{Fence, GroupId, MemberId, NodeId, SessionId, ShardId, TaskId};
 pub use key::{Digest, KeyHash};
 pub use name::{InvalidName, KindName, QueueName, WorkerName};
 pub use policy::{

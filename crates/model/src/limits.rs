@@ -78,6 +78,10 @@ pub const BEAT_CLAIMS_MAX: usize = 10_000;
 pub const SLOTS_MAX: u32 = 10_000;
 /// Labels of one worker.
 pub const LABELS_MAX: usize = 64;
+/// The largest number of a node.
+pub const NODE_MAX: u64 = 0xffff;
+/// Members of a group that vote; the other copies learn.
+pub const VOTERS_MAX: usize = 3;
 /// Sessions on one node.
 pub const SESSIONS_MAX: usize = 100_000;
 /// Claims that wait on one node.

@@ -9,4 +9,5 @@ pub mod envelope;
 pub mod history;
 pub mod http;
 pub mod new_task;
+pub mod peer;
 pub mod settings;
