@@ -31,6 +31,9 @@ pub(crate) struct Options {
     runs: usize,
     #[arg(long, default_value_t = 4)]
     shards: u16,
+    /// Nodes of the cluster; the connections are spread over them
+    #[arg(long, default_value_t = 1)]
+    nodes: usize,
     /// Windlass alone
     #[arg(long)]
     alone: bool,
@@ -53,8 +56,8 @@ struct Work {
 
 pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<()> {
     println!(
-        "lifecycles/s, fsync before every answer, {} connections, client included:\n",
-        options.connections
+        "lifecycles/s, fsync before every answer, {} connections, {} nodes, client included:\n",
+        options.connections, options.nodes
     );
     println!("| per request | Windlass (HTTP) | Redis (AOF always) | ratio |\n|---|---|---|---|");
     let mut figures = Vec::new();
@@ -64,12 +67,14 @@ pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<
         // Alternating, so that a slow minute of the machine hits both.
         for _ in 0..options.runs {
             let dir = tempfile::tempdir_in(data)?;
-            let server = Server::windlass(binary, dir.path(), options.shards)?;
-            ours.push(rate(work, windlass(server.address, work).await?));
+            let servers = Server::cluster(binary, dir.path(), options.nodes, options.shards)?;
+            ours.push(rate(work, windlass(&servers, work).await?));
             if options.details {
-                details(&server).await?;
+                for server in &servers {
+                    details(server).await?;
+                }
             }
-            drop(server);
+            drop(servers);
             if !options.alone {
                 let dir = tempfile::tempdir_in(data)?;
                 let server = Server::redis(dir.path())?;
@@ -130,12 +135,13 @@ impl Count {
     }
 }
 
-async fn windlass(address: SocketAddr, work: Work) -> Result<Duration> {
+async fn windlass(servers: &[Server], work: Work) -> Result<Duration> {
     let count = Rc::new(Count::default());
     let local = LocalSet::new();
     let start = Instant::now();
     let mut running = Vec::new();
     for n in 0..work.connections / 2 {
+        let address = servers[n % servers.len()].address;
         running.push(local.spawn_local(windlass_producer(address, work, count.clone())));
         running.push(local.spawn_local(windlass_worker(address, work, count.clone(), n)));
     }

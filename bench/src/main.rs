@@ -1,12 +1,15 @@
 //! Side by side with a peer, in one run on one machine: figures are ratios, never tests.
 //!
 //! `lifecycle`: enqueue, claim, ack over HTTP with fsync, beside Redis with its log synced at every
-//! write. `depth`: what a million waiting tasks cost in memory, and how fast a restart is.
+//! write. `depth`: what a million waiting tasks cost in memory, and how fast a restart is. `latency`: from an
+//! enqueue to the waiting claim that gets it. `idle`: what nodes cost that have nothing to do.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a report is what this program is for")]
 
 mod depth;
 mod http;
+mod idle;
+mod latency;
 mod lifecycle;
 mod process;
 mod redis;
@@ -35,6 +38,10 @@ enum What {
     Lifecycle(lifecycle::Options),
     /// Memory, restart and stalls with many waiting tasks
     Depth(depth::Options),
+    /// From an enqueue to the waiting claim that gets the task, at a fixed rate
+    Latency(latency::Options),
+    /// Processor time of nodes that have nothing to do
+    Idle(idle::Options),
 }
 
 fn main() -> Result<()> {
@@ -46,6 +53,8 @@ fn main() -> Result<()> {
         match args.what {
             What::Lifecycle(options) => lifecycle::run(&args.windlass, &args.data, options).await,
             What::Depth(options) => depth::run(&args.windlass, &args.data, options).await,
+            What::Latency(options) => latency::run(&args.windlass, &args.data, options).await,
+            What::Idle(options) => idle::run(&args.windlass, &args.data, options).await,
         }
     })
 }

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
+    start: Instant,
     /// From the start of the process to the first answer.
     pub(crate) started_in: Duration,
 }
@@ -19,10 +20,39 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `windlass serve` on `data` and waits until it answers.
     pub(crate) fn windlass(binary: &Path, data: &Path, shards: u16) -> Result<Server> {
+        let mut server = Server::spawn(binary, data, shards, &[])?;
+        server.until_ready()?;
+        Ok(server)
+    }
+
+    /// Starts a cluster of `nodes` below `data` and waits until each of them answers. One node is alone.
+    pub(crate) fn cluster(binary: &Path, data: &Path, nodes: usize, shards: u16) -> Result<Vec<Server>> {
+        if nodes == 1 {
+            return Ok(vec![Server::windlass(binary, data, shards)?]);
+        }
+        let peers = (0..nodes).map(|_| free_address()).collect::<Result<Vec<_>>>()?;
+        let members: Vec<String> =
+            peers.iter().enumerate().map(|(n, peer)| format!("{}={peer}", n + 1)).collect();
+        let members = members.join(",");
+        let mut servers = Vec::new();
+        for (n, peer) in peers.iter().enumerate() {
+            let (number, peer) = ((n + 1).to_string(), peer.to_string());
+            let args = ["--node", &number, "--peer-listen", &peer, "--cluster", &members];
+            servers.push(Server::spawn(binary, &data.join(&number), shards, &args)?);
+        }
+        for server in &mut servers {
+            server.until_ready()?;
+        }
+        Ok(servers)
+    }
+
+    fn spawn(binary: &Path, data: &Path, shards: u16, args: &[&str]) -> Result<Server> {
         let start = Instant::now();
         let address = free_address()?;
-        let mut child = Command::new(binary)
-            .args(["serve", "--listen", &address.to_string(), "--shards", &shards.to_string(), "--data"])
+        let child = Command::new(binary)
+            .args(["serve", "--listen", &address.to_string(), "--shards", &shards.to_string()])
+            .args(args)
+            .arg("--data")
             .arg(data)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -30,27 +60,29 @@ impl Server {
             .with_context(|| {
                 format!("cannot start {}: build it with cargo build --release", binary.display())
             })?;
-        loop {
-            if ready(address) {
-                break;
-            }
-            if let Some(status) = child.try_wait()? {
+        Ok(Server { child, address, start, started_in: Duration::ZERO })
+    }
+
+    fn until_ready(&mut self) -> Result<()> {
+        while !ready(self.address) {
+            if let Some(status) = self.child.try_wait()? {
                 let mut first = String::new();
-                if let Some(stderr) = child.stderr.take() {
+                if let Some(stderr) = self.child.stderr.take() {
                     BufReader::new(stderr).read_line(&mut first)?;
                 }
                 bail!("windlass ended with {status}: {first}");
             }
-            if start.elapsed() > Duration::from_secs(120) {
-                bail!("windlass does not answer at {address}");
+            if self.start.elapsed() > Duration::from_secs(120) {
+                bail!("windlass does not answer at {}", self.address);
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+        self.started_in = self.start.elapsed();
         // Logs are read and dropped, so that a full pipe never stops the server.
-        if let Some(stderr) = child.stderr.take() {
+        if let Some(stderr) = self.child.stderr.take() {
             std::thread::spawn(move || BufReader::new(stderr).lines().for_each(drop));
         }
-        Ok(Server { child, address, started_in: start.elapsed() })
+        Ok(())
     }
 
     /// Starts Redis with its log synced at every write.
@@ -70,7 +102,7 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Server { child, address, started_in: start.elapsed() })
+        Ok(Server { child, address, start, started_in: start.elapsed() })
     }
 
     /// What the process holds in memory, in bytes.
@@ -79,6 +111,16 @@ impl Server {
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
         let kib: u64 = line.split_whitespace().nth(1).context("no figure")?.parse()?;
         Ok(kib * 1024)
+    }
+
+    /// The processor time that the process has used.
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // After the name, which may hold anything: user time is the 12th field from there, system time the 13th.
+        let rest = stat.rsplit(')').next().context("no name")?;
+        let fields = rest.split_whitespace().skip(11).take(2);
+        let ticks = fields.map(str::parse::<u64>).sum::<Result<u64, _>>()?;
+        Ok(Duration::from_millis(ticks * 10))
     }
 
     /// As a power cut would: SIGKILL.
