@@ -13,7 +13,7 @@ IN_TESTS := -A clippy::unwrap_used -A clippy::disallowed_methods -A clippy::disa
 
 .PHONY: help
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: packages ## build and start `windlass dev`; more flags in ARGS="…"
@@ -31,6 +31,14 @@ fix: packages ## the one that edits: format, and what clippy can mend
 .PHONY: test
 test: packages fmt clippy doc deny ## all of it, and what CI runs
 	cargo test --locked --workspace
+
+.PHONY: test-faults
+test-faults: packages ## the long form of what breaks clusters: hours
+	WINDLASS_FAULTS=long cargo test --locked --package cli --test cluster -- --nocapture --test-threads 1
+
+.PHONY: demo-faults
+demo-faults: packages ## three nodes and four workers here, killed in turn; counts at the end
+	cargo run --release --locked --package cli --bin windlass -- demo-faults $(ARGS)
 
 .PHONY: bench
 bench: packages ## the benchmarks, beside Redis in the same run

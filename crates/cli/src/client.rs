@@ -2,7 +2,8 @@
 //!
 //! A call is sent again only where that cannot do harm: when no connection was made, when the server
 //! said that it did nothing, or when the caller says that a repeat is safe (reads, and writes that carry
-//! a token, a request id or a dedup key). Knows nothing of verbs; those are in the files named after them.
+//! a token, a request id or a dedup key). A server that takes a request and says nothing is left as well, by
+//! all safe calls that wait for it. Knows nothing of verbs; those are in the files named after them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Serialize;
 use serde_json::Value;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::exit::{Exit, Failure};
@@ -31,6 +33,8 @@ const PROBLEM_BYTES_MAX: usize = 64 * 1024;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long all servers are tried again while they say that they cannot serve now.
 const RETRY_BUDGET: Duration = Duration::from_secs(3);
+/// How long one of several servers may say nothing, beyond what it was asked to wait, before the next is tried.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Whether a call may be sent again when nobody knows what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +53,8 @@ pub(crate) struct Call {
     repeat: Repeat,
     wait: Duration,
     within: Option<Duration>,
+    each: Duration,
+    retry: Duration,
 }
 
 impl Call {
@@ -71,7 +77,8 @@ impl Call {
     }
 
     fn new(method: Method, path: impl Into<String>, body: Option<Bytes>, repeat: Repeat) -> Call {
-        Call { method, path: path.into(), body, repeat, wait: Duration::ZERO, within: None }
+        let (wait, each, retry) = (Duration::ZERO, SILENCE_MAX, RETRY_BUDGET);
+        Call { method, path: path.into(), body, repeat, wait, within: None, each, retry }
     }
 
     /// The server was asked to wait this long before it answers.
@@ -85,6 +92,18 @@ impl Call {
         self.within = Some(within);
         self
     }
+
+    /// One of several servers may say nothing for this long before the next is tried.
+    pub(crate) fn each(mut self, each: Duration) -> Call {
+        self.each = each;
+        self
+    }
+
+    /// Each server is asked once, even if it says that it may serve in a moment.
+    pub(crate) fn once(mut self) -> Call {
+        self.retry = Duration::ZERO;
+        self
+    }
 }
 
 /// What one try at one server came to.
@@ -94,6 +113,8 @@ enum Try {
     NotNow(Failure),
     /// Nobody took the request.
     Down(Failure),
+    /// It was taken and nothing was said for too long for one of several servers.
+    Silent(Failure),
     /// It may have been done.
     Unknown(Failure),
     /// It was not done, and asking again changes nothing.
@@ -104,6 +125,8 @@ enum Try {
 pub(crate) struct Client {
     servers: Vec<Uri>,
     current: AtomicUsize,
+    /// One for each server: rings when some call found it silent.
+    left: Vec<watch::Sender<()>>,
     pool: Pool<HttpConnector, Full<Bytes>>,
     timeout: Duration,
 }
@@ -116,7 +139,8 @@ impl Client {
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_nodelay(true);
         let pool = Pool::builder(TokioExecutor::new()).build(connector);
-        Ok(Client { servers, current: AtomicUsize::new(0), pool, timeout })
+        let left = servers.iter().map(|_| watch::Sender::new(())).collect();
+        Ok(Client { servers, current: AtomicUsize::new(0), left, pool, timeout })
     }
 
     pub(crate) async fn get(&self, path: impl Into<String>) -> Result<Json> {
@@ -127,7 +151,7 @@ impl Client {
     pub(crate) async fn call(&self, call: Call) -> Result<Json> {
         let patience = call.within.unwrap_or(self.timeout) + call.wait;
         let deadline = Instant::now() + patience;
-        let answer = self.send(&call, deadline).await?;
+        let (answer, _) = self.send(&call, deadline).await?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect();
         let body = match timeout_at(deadline, body).await {
@@ -148,37 +172,54 @@ impl Client {
         })
     }
 
-    /// Opens a stream that stays open: its body, to be read as it comes.
-    pub(crate) async fn stream(&self, path: impl Into<String>) -> Result<Incoming> {
+    /// Opens a stream that stays open.
+    pub(crate) async fn stream(&self, path: impl Into<String>) -> Result<Held> {
         let deadline = Instant::now() + self.timeout;
-        let answer = self.send(&Call::get(path), deadline).await?;
+        let (answer, server) = self.send(&Call::get(path), deadline).await?;
         let status = answer.status();
         if status.is_success() {
-            return Ok(answer.into_body());
+            return Ok(Held { body: answer.into_body(), server });
         }
         let body = Limited::new(answer.into_body(), PROBLEM_BYTES_MAX).collect().await;
         Err(problem(status, &body.map(|b| b.to_bytes()).unwrap_or_default()).into())
     }
 
-    /// Asks one server after the other until one answers.
-    async fn send(&self, call: &Call, deadline: Instant) -> Result<Response<Incoming>> {
-        let patience = Instant::now() + RETRY_BUDGET;
+    /// This server says nothing, though it should: calls go to the next one, and so do safe ones that wait.
+    pub(crate) fn leave(&self, server: usize) {
+        self.pass(server);
+        self.left[server].send_replace(());
+    }
+
+    /// The next call begins with the server after this one, unless it was moved on already.
+    fn pass(&self, server: usize) {
+        let next = (server + 1) % self.servers.len();
+        let _ = self.current.compare_exchange(server, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Asks one server after the other until one answers; the answer, and whose it is.
+    async fn send(&self, call: &Call, deadline: Instant) -> Result<(Response<Incoming>, usize)> {
+        let patience = Instant::now() + call.retry;
         let mut pause = Duration::from_millis(50);
         loop {
             // Whether waiting helps: an election takes a moment, a dead server stays dead.
             let (mut failure, mut passing) = (None, false);
-            for _ in 0..self.servers.len() {
-                let at = self.current.load(Ordering::Relaxed) % self.servers.len();
-                match self.try_at(&self.servers[at], call, deadline).await {
-                    Try::Answer(answer) => return Ok(answer),
+            let first = self.current.load(Ordering::Relaxed);
+            for at in (0..self.servers.len()).map(|n| (first + n) % self.servers.len()) {
+                match self.try_at(at, call, deadline).await {
+                    Try::Answer(answer) => return Ok((answer, at)),
                     Try::NotNow(why) => (failure, passing) = (Some(why), true),
                     Try::Down(why) => failure = Some(why),
-                    Try::Unknown(why) if call.repeat == Repeat::Safe && why.exit != Exit::Timeout => {
-                        failure = Some(why)
+                    Try::Silent(why) => {
+                        self.leave(at);
+                        if call.repeat == Repeat::Unsafe || Instant::now() >= deadline {
+                            return Err(why.into());
+                        }
+                        failure = Some(why);
                     }
+                    Try::Unknown(why) if call.repeat == Repeat::Safe => failure = Some(why),
                     Try::Unknown(why) | Try::No(why) => return Err(why.into()),
                 }
-                self.current.store(at + 1, Ordering::Relaxed);
+                self.pass(at);
             }
             let again = Instant::now() + pause;
             if !passing || again > patience || again > deadline {
@@ -189,8 +230,16 @@ impl Client {
         }
     }
 
-    async fn try_at(&self, server: &Uri, call: &Call, deadline: Instant) -> Try {
-        let base = server.to_string();
+    /// One of several servers gets less time for a call that another can take over.
+    fn limit(&self, call: &Call, deadline: Instant) -> Instant {
+        match (self.servers.len(), call.repeat) {
+            (2.., Repeat::Safe) => deadline.min(Instant::now() + call.each + call.wait),
+            _ => deadline,
+        }
+    }
+
+    async fn try_at(&self, at: usize, call: &Call, deadline: Instant) -> Try {
+        let base = self.servers[at].to_string();
         let mut request = Request::builder()
             .method(&call.method)
             .uri(format!("{}{}", base.trim_end_matches('/'), call.path))
@@ -202,7 +251,17 @@ impl Client {
             Ok(request) => request,
             Err(e) => return Try::Unknown(Failure::usage(format!("{base}{} is no address: {e}", call.path))),
         };
-        match timeout_at(deadline, self.pool.request(request)).await {
+        let (sent, mut left) = (Instant::now(), self.left[at].subscribe());
+        let answer = timeout_at(self.limit(call, deadline), self.pool.request(request));
+        let answer = tokio::select! {
+            answer = answer => answer,
+            // Another call found this server silent: no use in waiting for it as well.
+            Ok(()) = left.changed(), if call.repeat == Repeat::Safe => {
+                let message = format!("{base} says nothing: outcome unknown");
+                return Try::Unknown(Failure::new(Exit::Timeout, message));
+            }
+        };
+        match answer {
             Ok(Ok(answer)) if answer.status() == StatusCode::SERVICE_UNAVAILABLE => refused(answer).await,
             Ok(Ok(answer)) => Try::Answer(answer),
             Ok(Err(e)) if e.is_connect() => {
@@ -213,9 +272,38 @@ impl Client {
                 let message = format!("lost the connection to {base}: {}: outcome unknown", root_cause(&e));
                 Try::Unknown(Failure::new(Exit::Failure, message))
             }
-            Err(_) => Try::Unknown(too_long(call.within.unwrap_or(self.timeout) + call.wait)),
+            Err(_) => Try::Silent(too_long(sent.elapsed())),
         }
     }
+}
+
+/// A stream that stays open, and whose it is.
+pub(crate) struct Held {
+    body: Incoming,
+    server: usize,
+}
+
+impl Held {
+    /// The next bytes; nothing at the end. Fails when there were none for `patience`.
+    pub(crate) async fn next(&mut self, patience: Duration) -> Result<Option<Bytes>, Silence> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match timeout_at(deadline, self.body.frame()).await {
+                Ok(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => return Ok(Some(data)),
+                    Err(_) => continue,
+                },
+                Ok(None | Some(Err(_))) => return Ok(None),
+                Err(_) => return Err(Silence { server: self.server }),
+            }
+        }
+    }
+}
+
+/// A stream on which nothing comes.
+pub(crate) struct Silence {
+    /// Whose it is, for [`Client::leave`].
+    pub(crate) server: usize,
 }
 
 /// What a 503 means: asking again makes sense, unless it is this request that is too much.
@@ -230,7 +318,7 @@ fn too_long(after: Duration) -> Failure {
     let after = after.as_secs_f64();
     Failure::new(
         Exit::Timeout,
-        format!("no answer within {after} s: outcome unknown; raise --timeout or ask again"),
+        format!("no answer within {after:.1} s: outcome unknown; raise --timeout or ask again"),
     )
 }
 

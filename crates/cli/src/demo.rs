@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 /// The only queue it works on.
 const QUEUE: &str = "demo";
 /// Its name among the workers.
-const WORKER: &str = "windlass-dev";
+pub(crate) const WORKER: &str = "windlass-dev";
 /// Tasks at once.
 const SLOTS: u32 = 4;
 /// Longest sleep of the kind `sleep`; claims hold for longer than this.
@@ -52,9 +52,9 @@ struct Life {
     state: WorkerState,
 }
 
-/// Registers the worker and lets it claim.
-pub(crate) async fn start(node: Node) -> Result<Demo> {
-    let name = WorkerName::new(WORKER).context("the demo's worker name is valid")?;
+/// Registers the worker under this name and lets it claim.
+pub(crate) async fn start(node: Node, name: &str) -> Result<Demo> {
+    let name = WorkerName::new(name).context("the demo's worker name is valid")?;
     let queue = QueueName::new(QUEUE).context("the demo's queue name is valid")?;
     let facts = WorkerFacts {
         name: name.clone(),

@@ -1,13 +1,15 @@
-//! `windlass dev`: a server on a laptop, with something to look at in the first minute.
+//! `windlass dev`: a server on a laptop, with something to look at in the first minute. Several of them are in
+//! `dev/nodes.rs`.
 
-use std::path::PathBuf;
+mod nodes;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 
 use crate::demo;
 use crate::exit::Failure;
 use crate::output::print;
+use crate::scratch::Scratch;
 use crate::serve::{Running, Stop};
 use crate::settings::{Flags, NodeFlags, Settings};
 
@@ -21,28 +23,31 @@ pub(crate) struct Dev {
     /// Keep nothing: the data goes to a directory that is removed at the end
     #[arg(long)]
     ephemeral: bool,
-    /// How many server processes; this version runs one
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// How many server processes: with 3, on ports 7420, 7430 and 7440, or from that of --listen on
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=7))]
     nodes: u16,
+    /// With --nodes: start a node again when it has ended
+    #[arg(long)]
+    restart: bool,
 }
 
 pub(crate) async fn run(args: Dev) -> Result<()> {
-    if args.nodes != 1 {
-        let message = format!(
-            "{} nodes come with the cluster release, this one runs one: leave --nodes out",
-            args.nodes
-        );
-        return Err(Failure::usage(message).into());
+    if args.restart && args.nodes == 1 {
+        return Err(Failure::usage("--restart is for several nodes: add --nodes 3").into());
     }
     let mut settings = Settings::load(args.flags, NodeFlags::default())?;
     crate::log::init(settings.log);
     let mut stop = Stop::watch()?;
-    let scratch = args.ephemeral.then(Scratch::new).transpose()?;
+    let scratch = args.ephemeral.then(|| Scratch::new("dev")).transpose()?;
     if let Some(scratch) = &scratch {
-        settings.data = scratch.0.clone();
+        settings.data = scratch.path().to_owned();
     }
-    let running = Running::start(&settings).await?;
-    let worker = demo::start(running.node.clone()).await?;
+    if args.nodes > 1 {
+        let restart = if args.restart { nodes::Restart::Always } else { nodes::Restart::Never };
+        return nodes::run(&settings, args.nodes, restart, &mut stop).await;
+    }
+    let Some(running) = Running::start(&settings, &mut stop).await? else { return Ok(()) };
+    let worker = demo::start(running.node.clone(), demo::WORKER).await?;
     greet(&settings, &running);
     stop.asked().await;
     worker.stop().await;
@@ -52,9 +57,7 @@ pub(crate) async fn run(args: Dev) -> Result<()> {
 fn greet(settings: &Settings, running: &Running) {
     let address = running.address;
     let data = std::path::absolute(&settings.data).unwrap_or_else(|_| settings.data.clone());
-    let binary = std::env::args_os()
-        .next()
-        .map_or_else(|| "windlass".into(), |arg| arg.to_string_lossy().into_owned());
+    let binary = own_name();
     let server = if settings.listen == server::ServerConfig::default().listen {
         String::new()
     } else {
@@ -77,22 +80,7 @@ stop with Ctrl-C"
     let _ = print(&greeting);
 }
 
-/// A directory of our own below the system's temporary one, removed when this goes.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Scratch> {
-        let name = format!("windlass-dev-{}-{:08x}", std::process::id(), rand::random::<u32>());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Scratch(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(e) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!("cannot remove {}: {e}", self.0.display());
-        }
-    }
+/// What we were called by.
+fn own_name() -> String {
+    std::env::args_os().next().map_or_else(|| "windlass".into(), |arg| arg.to_string_lossy().into_owned())
 }

@@ -8,23 +8,29 @@ mod check;
 mod claim;
 mod claims;
 mod client;
+mod cluster;
 mod completions;
 mod connection;
 mod dead;
 mod demo;
+mod demo_faults;
 mod dev;
 mod enqueue;
 mod env;
 mod exit;
 mod fail;
+mod fleet;
 mod json;
 mod log;
 mod output;
+mod peers;
 mod queue;
+mod scratch;
 mod select;
 mod serve;
 mod settings;
 mod span;
+mod stdin_end;
 mod task;
 mod work;
 mod worker;
@@ -63,8 +69,11 @@ enum Verb {
     Queue(queue::Queue),
     Dead(dead::Dead),
     Worker(worker::Worker),
+    Cluster(cluster::Cluster),
     Check(check::Check),
     Completions(completions::Completions),
+    #[command(hide = true)]
+    DemoFaults(demo_faults::DemoFaults),
 }
 
 fn main() -> ExitCode {
@@ -100,7 +109,9 @@ fn run(cli: Cli) -> Result<()> {
         Verb::Queue(args) => client()?.block_on(queue::run(args)),
         Verb::Dead(args) => client()?.block_on(dead::run(args)),
         Verb::Worker(args) => client()?.block_on(worker::run(args)),
+        Verb::Cluster(args) => client()?.block_on(cluster::run(args)),
         Verb::Check(args) => check::run(&args),
+        Verb::DemoFaults(args) => server()?.block_on(demo_faults::run(args)),
         Verb::Completions(args) => completions::run(&args),
     }
 }

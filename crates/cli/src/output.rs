@@ -66,6 +66,11 @@ impl Output {
         self.format == Format::Table
     }
 
+    /// Which form was asked for, for what is not a list.
+    pub(crate) fn format(self) -> Format {
+        self.format
+    }
+
     /// A list of things; `name` is what the server calls the list.
     pub(crate) fn list(self, name: &str, items: &[Json], columns: &[Column]) -> Result<()> {
         match self.format {
@@ -145,10 +150,10 @@ impl Output {
         let text = shown(item, pointer, show);
         let colour = match text.as_str() {
             _ if !self.colour || show != Show::State => None,
-            "done" | "running" | "ready" => Some(Color::Green),
+            "done" | "running" | "ready" | "up" => Some(Color::Green),
             "claimed" | "draining" => Some(Color::Cyan),
             "retrying" | "delayed" | "blocked" | "stopping" => Some(Color::Yellow),
-            "dead" | "failed" | "expired" | "lost" => Some(Color::Red),
+            "dead" | "failed" | "expired" | "lost" | "down" => Some(Color::Red),
             _ => None,
         };
         let cell = Cell::new(text);

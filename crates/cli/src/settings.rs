@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer};
 use crate::env::Env;
 use crate::exit::Failure;
 use crate::log::LogFormat;
+use crate::peers::{Given, Peers, check_advertise};
 use crate::span::parse_bytes;
 
 /// What `serve` and `dev` may be told on the command line. What is not given is looked up elsewhere.
@@ -67,10 +68,30 @@ pub(crate) struct NodeFlags {
     /// This node's number [env: WINDLASS_NODE]
     #[arg(long, value_name = "N")]
     node: Option<u64>,
-    /// All nodes of the cluster, as 1=HOST:7421,2=HOST:7421,… This version runs clusters of one
+    /// All nodes of the cluster with their peer addresses, as 1=HOST:7421,2=HOST:7421,3=HOST:7421
     /// [env: WINDLASS_CLUSTER]
     #[arg(long, value_name = "MEMBERS")]
     cluster: Option<String>,
+    /// Where to listen for the other nodes; else this node's own address in --cluster
+    /// [env: WINDLASS_PEER_LISTEN]
+    #[arg(long, value_name = "ADDR")]
+    peer_listen: Option<SocketAddr>,
+    /// The HTTP address that other nodes and redirected clients are told; else that of --listen
+    /// [env: WINDLASS_ADVERTISE]
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// Found a new cluster now, without waiting for the other nodes; they join it [env: WINDLASS_BOOTSTRAP]
+    #[arg(long)]
+    bootstrap: bool,
+    /// PEM file of the authority that signs the nodes' certificates [env: WINDLASS_PEER_CA]
+    #[arg(long, value_name = "FILE")]
+    peer_ca: Option<PathBuf>,
+    /// PEM file of this node's certificate [env: WINDLASS_PEER_CERT]
+    #[arg(long, value_name = "FILE")]
+    peer_cert: Option<PathBuf>,
+    /// PEM file of its key [env: WINDLASS_PEER_KEY]
+    #[arg(long, value_name = "FILE")]
+    peer_key: Option<PathBuf>,
 }
 
 /// A server's settings, complete.
@@ -79,6 +100,10 @@ pub(crate) struct Settings {
     pub(crate) node: u64,
     pub(crate) data: PathBuf,
     pub(crate) listen: SocketAddr,
+    /// The HTTP address that others are told, when that is not where we listen.
+    pub(crate) advertise: Option<String>,
+    /// The other nodes, if there are any.
+    pub(crate) peers: Option<Peers>,
     pub(crate) shards: Option<u16>,
     pub(crate) log: LogFormat,
     pub(crate) insecure: bool,
@@ -95,7 +120,13 @@ struct File {
     node: Option<u64>,
     data: Option<PathBuf>,
     listen: Option<SocketAddr>,
+    advertise: Option<String>,
     cluster: Option<String>,
+    peer_listen: Option<SocketAddr>,
+    peer_ca: Option<PathBuf>,
+    peer_cert: Option<PathBuf>,
+    peer_key: Option<PathBuf>,
+    bootstrap: Option<bool>,
     shards: Option<u16>,
     log: Option<LogFormat>,
     insecure: Option<bool>,
@@ -122,6 +153,13 @@ impl Settings {
         let data = flags.data.or(env.read("WINDLASS_DATA")?).or(file.data);
         let listen = flags.listen.or(env.read("WINDLASS_LISTEN")?).or(file.listen);
         let cluster = node_flags.cluster.or(env.read("WINDLASS_CLUSTER")?).or(file.cluster);
+        let advertise = node_flags.advertise.or(env.read("WINDLASS_ADVERTISE")?).or(file.advertise);
+        let peer_listen = node_flags.peer_listen.or(env.read("WINDLASS_PEER_LISTEN")?).or(file.peer_listen);
+        let peer_ca = node_flags.peer_ca.or(env.read("WINDLASS_PEER_CA")?).or(file.peer_ca);
+        let peer_cert = node_flags.peer_cert.or(env.read("WINDLASS_PEER_CERT")?).or(file.peer_cert);
+        let peer_key = node_flags.peer_key.or(env.read("WINDLASS_PEER_KEY")?).or(file.peer_key);
+        let bootstrap = node_flags.bootstrap.then_some(true);
+        let bootstrap = bootstrap.or(env.read("WINDLASS_BOOTSTRAP")?).or(file.bootstrap);
         let shards = flags.shards.or(env.read("WINDLASS_SHARDS")?).or(file.shards);
         let log = flags.log.or(env.read("WINDLASS_LOG")?).or(file.log).unwrap_or_default();
         let insecure = flags.insecure.then_some(true).or(env.read("WINDLASS_INSECURE")?).or(file.insecure);
@@ -137,16 +175,28 @@ impl Settings {
             .or(env.read("WINDLASS_ENVELOPE_CACHE_BYTES")?)
             .or(file.envelope_cache_bytes);
 
-        check_cluster(cluster.as_deref(), node)?;
+        let insecure = insecure.unwrap_or(false);
+        let listen = listen.unwrap_or(server::ServerConfig::default().listen);
+        let given = Given {
+            cluster,
+            listen: peer_listen,
+            ca: peer_ca,
+            cert: peer_cert,
+            key: peer_key,
+            bootstrap: bootstrap.unwrap_or(false),
+            insecure,
+        };
         check_shards(shards)?;
         check_faktory(flags.faktory.as_deref())?;
         Ok(Settings {
             node,
             data: data.unwrap_or_else(|| PathBuf::from("windlass-data")),
-            listen: listen.unwrap_or(server::ServerConfig::default().listen),
+            listen,
+            advertise: advertise.as_deref().map(check_advertise).transpose()?,
+            peers: Peers::check(node, given)?,
             shards,
             log,
-            insecure: insecure.unwrap_or(false),
+            insecure,
             auto_create: auto_create.unwrap_or(true),
             memory_bytes_max: memory.map_or_else(half_of_memory, |size| size.0),
             disk_reserve_bytes: reserve.map(|size| size.0),
@@ -163,31 +213,6 @@ fn read_file(path: &Path) -> Result<File> {
         let message = e.message().replace('\n', " ");
         Failure::usage(format!("{}, line {line}: {message}", path.display())).into()
     })
-}
-
-/// A cluster of one is what we are; more comes with the release that has them.
-fn check_cluster(cluster: Option<&str>, node: u64) -> Result<()> {
-    let Some(cluster) = cluster else { return Ok(()) };
-    let mut members = Vec::new();
-    for member in cluster.split(',') {
-        let parsed = member.trim().split_once('=').and_then(|(id, address)| {
-            Some((id.parse::<u64>().ok()?, Some(address).filter(|address| address.contains(':'))?))
-        });
-        let (id, _) = parsed
-            .ok_or_else(|| Failure::usage(format!("cluster member {member:?}: write it like 1=HOST:7421")))?;
-        members.push(id);
-    }
-    if members.len() > 1 {
-        let count = members.len();
-        let message = format!(
-            "a cluster of {count} nodes comes with the cluster release, this one runs one node: leave --cluster out"
-        );
-        return Err(Failure::usage(message).into());
-    }
-    if members != [node] {
-        return Err(Failure::usage(format!("node {node} is not in --cluster {cluster}")).into());
-    }
-    Ok(())
 }
 
 fn check_shards(shards: Option<u16>) -> Result<()> {
@@ -275,6 +300,16 @@ mod tests {
     }
 
     #[test]
+    fn the_nodes_of_a_cluster_are_told_by_any_source() {
+        let toml = "node = 2\ncluster = \"1=127.0.0.1:1,2=127.0.0.1:2,3=127.0.0.1:3\"\nbootstrap = true\n";
+        let env = "WINDLASS_PEER_LISTEN=127.0.0.1:9\nWINDLASS_ADVERTISE=two.example:7420\n";
+        let settings = load(toml, env, Flags::default()).unwrap();
+        let peers = settings.peers.unwrap();
+        assert_eq!((peers.members.len(), peers.listen.port(), peers.bootstrap), (3, 9, true));
+        assert_eq!(settings.advertise.as_deref(), Some("two.example:7420"));
+    }
+
+    #[test]
     fn bad_settings_are_told_in_one_line_with_their_place() {
         for (toml, env, part) in [
             ("shard = 2\n", "", "line 1: unknown field `shard`"),
@@ -284,7 +319,9 @@ mod tests {
             ("memory_bytes_max = \"2GB\"\n", "", "2GB"),
             ("", "WINDLASS_SHARDS=many\n", "WINDLASS_SHARDS=many"),
             ("", "WINDLASS_SHARD=1\n", "unknown key WINDLASS_SHARD"),
-            ("cluster = \"1=a:1,2=b:1,3=c:1\"\n", "", "cluster of 3 nodes comes with the cluster release"),
+            ("cluster = \"1=a:1,2=b:1,3=c:1\"\n", "", "say where to listen with --peer-listen"),
+            ("peer_listen = \"127.0.0.1:7421\"\n", "", "--peer-listen without --cluster"),
+            ("", "WINDLASS_ADVERTISE=somewhere\n", "HOST:7420"),
             ("cluster = \"2=a:1\"\n", "", "node 1 is not in"),
             ("cluster = \"a\"\n", "", "write it like"),
         ] {

@@ -30,6 +30,7 @@ use crate::connection::Connection;
 use crate::exit::Failure;
 use crate::log::LogFormat;
 use crate::span::Span;
+use crate::stdin_end;
 use running::{Kill, Running};
 use session::Session;
 
@@ -73,6 +74,9 @@ pub(crate) struct Work {
     /// The form of the log on stderr
     #[arg(long, value_enum, default_value_t)]
     log: LogFormat,
+    /// Stop when stdin ends: whoever started us has gone
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
     #[command(flatten)]
     connection: Connection,
 }
@@ -144,6 +148,10 @@ pub(crate) async fn run(args: Work) -> Result<()> {
         tracing::info!("status on http://{address}");
     }
     watch_signals(worker.clone())?;
+    if args.until_stdin_ends {
+        let worker = worker.clone();
+        stdin_end::then(move || worker.advance(Phase::Stopping));
+    }
     session::register(&worker).await?;
     let beats = tokio::spawn(session::keep(worker.clone()));
 

@@ -62,7 +62,20 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
     serve(&["--config", &path("file")]).refused(2, "line 1: unknown field `nonsense`");
     serve(&["--config", &path("nothing")]).refused(1, "cannot read the config file");
     serve(&["--data", &path("d"), "--listen", "0.0.0.0:0"]).refused(2, "--insecure");
-    serve(&["--data", &path("d"), "--cluster", "1=a:1,2=b:1,3=c:1"]).refused(2, "cluster release");
+    let three = "1=127.0.0.1:1,2=127.0.0.1:2,3=127.0.0.1:3";
+    for (flags, part) in [
+        (&["--cluster", "1=a:1,2=b:1,3=c:1"][..], "say where to listen with --peer-listen"),
+        (&["--cluster", three, "--node", "4"], "node 4 is not in --cluster"),
+        (&["--cluster", "1=127.0.0.1:1,1=127.0.0.1:2"], "node 1 twice"),
+        (&["--cluster", three, "--peer-listen", "0.0.0.0:1"], "--peer-ca"),
+        (&["--cluster", three, "--peer-ca", "ca.pem"], "--peer-cert and --peer-key is missing"),
+        (&["--peer-listen", "127.0.0.1:7421"], "--peer-listen without --cluster"),
+        (&["--bootstrap"], "--bootstrap without --cluster"),
+    ] {
+        let data = path("d");
+        let flags: Vec<&str> = ["--data", &data].into_iter().chain(flags.iter().copied()).collect();
+        serve(&flags).refused(2, part);
+    }
     serve(&["--data", &path("d"), "--shards", "0"]).refused(2, "shards");
     serve(&["--data", &path("d"), "--faktory", "127.0.0.1:7419"]).refused(2, "comes with a later release");
     assert!(!dir.path().join("d").exists(), "a refused server left a data directory");

@@ -80,10 +80,17 @@ pub const SLOTS_MAX: u32 = 10_000;
 pub const LABELS_MAX: usize = 64;
 /// The largest number of a node.
 pub const NODE_MAX: u64 = 0xffff;
+/// Nodes of a cluster.
+pub const NODES_MAX: usize = 64;
+/// Length of a node's address.
+pub const ADDRESS_BYTES_MAX: usize = 256;
 /// Members of a group that vote; the other copies learn.
 pub const VOTERS_MAX: usize = 3;
-/// Sessions on one node.
+/// Sessions of the cluster; a node that knows as many takes no worker in.
 pub const SESSIONS_MAX: usize = 100_000;
+/// Sessions that a node takes from others' news: more than it would take itself, as nodes that do not hear
+/// each other do not count together.
+pub const SESSIONS_TOLD_MAX: usize = 2 * SESSIONS_MAX;
 /// Claims that wait on one node.
 pub const WAITING_CLAIMS_MAX: usize = 100_000;
 

@@ -1,6 +1,6 @@
 //! The request does not fit the state: nothing changed, and the caller decides what next.
 
-use crate::id::{Fence, TaskId};
+use crate::id::{Fence, NodeId, TaskId};
 use crate::name::QueueName;
 use crate::state::StateKind;
 
@@ -119,6 +119,31 @@ pub enum Rejection {
         /// What to do.
         hint: &'static str,
     },
+    /// Nobody has made the cluster yet.
+    #[error("the cluster is still being made: retry")]
+    NoCluster,
+    /// The cluster has no such node, or not in this life.
+    #[error("node {node} is not part of this cluster, or is leaving it: see `windlass cluster status`")]
+    UnknownNode {
+        /// The one asked for.
+        node: NodeId,
+    },
+    /// The node cannot go, or cannot have its votes taken.
+    #[error("node {node} is still needed: it has votes, or no other node could take them; add a node first")]
+    NodeNeeded {
+        /// Which.
+        node: NodeId,
+    },
+    /// The cluster has as many nodes as it takes.
+    #[error(
+        "node {node} would be one too many, there are {count} already: remove one with `windlass cluster leave`"
+    )]
+    TooManyNodes {
+        /// The one that is not taken in.
+        node: NodeId,
+        /// How many there are.
+        count: u64,
+    },
 }
 
 impl Rejection {
@@ -139,6 +164,10 @@ impl Rejection {
             Rejection::TooManyQueues { .. } => "queue_full",
             Rejection::StaleVersion { .. } => "stale_version",
             Rejection::NotEmpty { .. } => "not_ready",
+            Rejection::NoCluster => "unavailable",
+            Rejection::UnknownNode { .. } => "not_found",
+            Rejection::NodeNeeded { .. } => "not_ready",
+            Rejection::TooManyNodes { .. } => "not_ready",
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use model::command::OnTask;
 use model::{Command, Fence, Rejection, Reply, Settled, ShardId, StateKind, TaskId, limits};
 
-use crate::call::{Acted, Action, Answer, TaskFilter};
+use crate::call::{Acted, Action, Answer, Freshness, TaskFilter};
 use crate::error::Error;
 use crate::inner::{Inner, Node};
 use crate::stats::Operation;
@@ -76,7 +76,8 @@ impl Node {
     ) -> Result<Acted, Error> {
         let since = Instant::now();
         filter.state = filter.state.or(action.default_state());
-        let page = self.inner.list(&filter, cursor.as_deref(), limits::LIST_MAX).await?;
+        let (cursor, fresh) = (cursor.as_deref(), Freshness::Linearizable);
+        let page = self.inner.list(&filter, cursor, limits::LIST_MAX, fresh).await?;
         let views = page.tasks.iter().map(|task| &task.view).filter(|view| action.applies_to(view.state));
         // The fence as it was seen: what was claimed since is not what was asked for.
         let tasks: Vec<(TaskId, Fence)> = views.map(|view| (view.id, view.fence)).collect();

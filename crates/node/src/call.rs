@@ -9,6 +9,16 @@ use model::{
 use state_machine::view::{Depth, HistoryLine, TaskView, Totals};
 use wire::envelope::Envelope;
 
+/// How fresh what is looked at must be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Freshness {
+    /// Has all that was answered before, by any node. Needs the leaders.
+    #[default]
+    Linearizable,
+    /// As the copy on this node is, perhaps a moment behind. Needs nobody.
+    Stale,
+}
+
 /// A task as a caller describes it.
 #[derive(Clone, Debug)]
 pub struct TaskSpec {

@@ -1,9 +1,13 @@
 //! How a node is set up. Checked by whoever reads it from flags or files.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use model::{Millis, NodeId};
 use storage::{Disk, LogOptions};
+use tokio::sync::watch;
+
+use crate::link::Network;
 
 /// How a node is set up.
 #[derive(Clone)]
@@ -26,6 +30,52 @@ pub struct NodeConfig {
     pub propose_timeout: Millis,
     /// How the log behaves; its reserve is set by the start.
     pub log: LogOptions,
+    /// The nodes that shall be a cluster and where they listen for each other, this one included. Nothing: a
+    /// node alone, which others may join.
+    pub peers: BTreeMap<NodeId, String>,
+    /// How other nodes are reached; without it, nobody is.
+    pub network: Option<Arc<dyn Network>>,
+    /// Where other nodes reach this one.
+    pub peer_address: String,
+    /// Where everybody else reaches this one.
+    pub http_address: String,
+    /// Whether a node with an empty disk makes a cluster of its own at once, without asking the others.
+    pub bootstrap: bool,
+    /// What the start waits for.
+    pub progress: StartProgress,
+}
+
+/// What a start waits for, for people. Clones are the same.
+#[derive(Clone)]
+pub struct StartProgress(Arc<watch::Sender<String>>);
+
+impl Default for StartProgress {
+    fn default() -> StartProgress {
+        StartProgress(Arc::new(watch::Sender::new(String::new())))
+    }
+}
+
+impl StartProgress {
+    /// What it waits for now, in a sentence; empty when it waits for nothing.
+    pub fn now(&self) -> String {
+        self.0.borrow().clone()
+    }
+
+    /// What it waits for, from now on.
+    pub fn subscribe(&self) -> watch::Receiver<String> {
+        self.0.subscribe()
+    }
+
+    /// Whether that is news.
+    pub(crate) fn set(&self, waits_for: &str) -> bool {
+        self.0.send_if_modified(|known| {
+            let is_news = known != waits_for;
+            if is_news {
+                waits_for.clone_into(known);
+            }
+            is_news
+        })
+    }
 }
 
 impl NodeConfig {
@@ -41,6 +91,12 @@ impl NodeConfig {
             auto_create: true,
             propose_timeout: Millis::secs(10),
             log: LogOptions::default(),
+            peers: BTreeMap::new(),
+            network: None,
+            peer_address: String::new(),
+            http_address: String::new(),
+            bootstrap: false,
+            progress: StartProgress::default(),
         }
     }
 }

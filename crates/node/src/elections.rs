@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use model::{GroupId, WallTime};
 use parking_lot::Mutex;
@@ -13,12 +14,18 @@ use crate::inner::Inner;
 #[derive(Default)]
 pub(crate) struct Elections {
     last: Mutex<HashMap<GroupId, WallTime>>,
+    changes: AtomicU64,
 }
 
 impl Elections {
     /// When this group's leader last changed.
     pub(crate) fn last(&self, group: GroupId) -> Option<WallTime> {
         self.last.lock().get(&group).copied()
+    }
+
+    /// How often a leader changed, over all groups.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
     }
 }
 
@@ -37,6 +44,11 @@ pub(crate) async fn run<M: Codec>(inner: Arc<Inner>, replica: Replica<M>) {
         if let Some((leader, term)) = changed {
             tracing::debug!(group = %replica.group(), %leader, term, "leader");
             inner.elections.last.lock().insert(replica.group(), inner.clock.wall());
+            inner.elections.changes.fetch_add(1, Ordering::Relaxed);
+        }
+        // The others hear at once who leads here, and who does not any more.
+        if [seen, changed].iter().flatten().any(|(leader, _)| leader.node() == inner.node) {
+            inner.statuses.tell_soon();
         }
         seen = changed;
     }

@@ -25,7 +25,7 @@ pub struct NodeEvent {
     /// When.
     pub at: WallTime,
     /// What: a word of a task's history, or `worker_lost`, `worker_left`, `worker_registered`,
-    /// `deadline_passed`, `queue_changed`, `queue_deleted`, `events_missed`.
+    /// `deadline_passed`, `queue_changed`, `queue_deleted`, `replica_diverged`, `events_missed`.
     pub kind: &'static str,
     /// Where in the log.
     pub index: Option<(ShardId, u64)>,

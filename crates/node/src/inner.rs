@@ -3,11 +3,12 @@
 //! Each verb has its own file with an `impl Node`. What runs by itself holds [`Inner`]; when the last
 //! [`Node`] goes, or [`Node::stop`] is called, it ends. Next: `start.rs`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use model::catalog::ClusterFacts;
-use model::{Millis, NodeId, WallTime};
+use model::{MemberId, Millis, NodeId, WallTime};
 use parking_lot::Mutex;
 use replica::Clock;
 use storage::{DirLock, Log};
@@ -15,18 +16,25 @@ use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use crate::any_replica::AnyReplica;
 use crate::elections::Elections;
 use crate::ends::Ends;
 use crate::events::{EventStream, Events};
 use crate::groups::Groups;
+use crate::held_clock::HeldClock;
 use crate::ids::Ids;
+use crate::life::standing::Life;
 use crate::lines::Lines;
+use crate::link::Links;
+use crate::mutes::Mutes;
 use crate::policies::Policies;
 use crate::rates::Samples;
 use crate::registry::Registry;
 use crate::requests::Requests;
 use crate::room::Room;
+use crate::start::Outside;
 use crate::stats::Counters;
+use crate::status::Statuses;
 use crate::taken::Returns;
 use crate::token::Mint;
 
@@ -35,15 +43,24 @@ use crate::token::Mint;
 pub struct Node {
     pub(crate) inner: Arc<Inner>,
     /// Ends what runs by itself when the last handle goes.
-    pub(crate) _life: Arc<DropGuard>,
+    pub(crate) _life: Arc<[DropGuard; 2]>,
 }
 
 /// What the parts of a node share.
 pub(crate) struct Inner {
     pub(crate) node: NodeId,
+    /// Who this node is in every group.
+    pub(crate) member: MemberId,
+    pub(crate) life: Arc<Life>,
+    /// The nodes that it was told of at its start, and where they are.
+    pub(crate) listed: BTreeMap<NodeId, String>,
+    /// All groups, the catalog first.
+    pub(crate) replicas: Vec<Arc<dyn AnyReplica>>,
     pub(crate) auto_create: bool,
     pub(crate) cluster: ClusterFacts,
+    /// What everything goes by: the held clock.
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) held: Arc<HeldClock>,
     pub(crate) started: (Millis, WallTime),
     pub(crate) groups: Groups,
     pub(crate) mint: Mint,
@@ -53,6 +70,12 @@ pub(crate) struct Inner {
     pub(crate) policies: Policies,
     pub(crate) room: Room,
     pub(crate) lines: Lines,
+    pub(crate) mutes: Mutes,
+    /// Rings when a shard may not know what the catalog says of queues.
+    pub(crate) settings_due: Notify,
+    /// To the other nodes.
+    pub(crate) links: Links,
+    pub(crate) outside: Outside,
     pub(crate) requests: Requests,
     pub(crate) returns: Returns,
     pub(crate) sessions: Registry,
@@ -63,6 +86,12 @@ pub(crate) struct Inner {
     pub(crate) counters: Counters,
     pub(crate) samples: Samples,
     pub(crate) elections: Elections,
+    /// What the other nodes say of themselves.
+    pub(crate) statuses: Statuses,
+    /// The cluster does not count on this node any more.
+    pub(crate) is_removed: AtomicBool,
+    /// It is about to stop: nobody should hand it anything any more.
+    pub(crate) is_going: AtomicBool,
     pub(crate) stopping: CancellationToken,
     pub(crate) tasks: TaskTracker,
     pub(crate) log: Log,
@@ -71,6 +100,18 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// Where a node is reached by everybody who is no node.
+    pub(crate) fn http_address(&self, node: NodeId) -> Option<String> {
+        let address =
+            self.groups.catalog.read_stale(|catalog| Some(catalog.node(node)?.addresses.http.clone()));
+        address.filter(|address| !address.is_empty())
+    }
+
+    /// Whether this node stops, or is about to.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_going.load(Ordering::Relaxed) || self.stopping.is_cancelled()
+    }
+
     /// The time that never jumps.
     pub(crate) fn now(&self) -> Millis {
         self.clock.elapsed()

@@ -4,11 +4,14 @@
 //! HTTP, no JSON and no socket, and changes a shard only by a proposal to its replica. Clock and executor
 //! come from outside.
 //!
-//! Follow one task: `router.rs` (enqueue: place, shard) → the replica → `notices.rs` → `waiting.rs` (offers
+//! Follow one task: `router.rs` (enqueue: place, shard) → `route.rs` (to the leader, by `forward.rs` when that is
+//! another node) → the replica → `notices.rs` → `waiting.rs` (offers
 //! it to a waiting claim) → `settle.rs` (ack). Beside it: `sessions.rs` when a worker is lost, `outbox.rs` for
 //! what one shard owes another, `start.rs` for up and down.
 
 mod act;
+mod agree;
+mod any_replica;
 pub mod call;
 mod cluster;
 pub mod config;
@@ -16,12 +19,22 @@ mod elections;
 mod ends;
 pub mod error;
 pub mod events;
+mod follow;
+mod forward;
+mod freeing;
 mod groups;
+mod handler;
+mod health;
+mod held_clock;
 mod ids;
 pub mod info;
 mod inner;
+mod life;
 mod lines;
+mod link;
 mod look;
+mod member_peers;
+mod mutes;
 mod notices;
 mod outbox;
 mod place;
@@ -29,27 +42,34 @@ mod policies;
 mod queues;
 mod rates;
 mod registry;
+mod repeat;
 mod requests;
 mod room;
+mod route;
 mod router;
 mod session;
+mod session_news;
 mod sessions;
 mod settle;
 mod start;
 pub mod stats;
+mod status;
 mod taken;
 mod token;
 mod waiting;
+mod whereabouts;
 mod why;
 mod workers;
 
 pub use cluster::VERSION;
-pub use config::NodeConfig;
+pub use config::{NodeConfig, StartProgress};
 pub use error::Error;
 pub use events::{EventStream, NodeEvent};
 pub use info::{ClusterInfo, Health, NodeInfo, Slots, WhyLine};
 pub use inner::Node;
-pub use replica::{Clock, SystemClock};
+pub use life::JoinHint;
+pub use link::{Network, Stream};
+pub use replica::{Clock, Members, SystemClock};
 pub use router::EnqueueResults;
 pub use sessions::SessionStream;
 pub use state_machine::view;

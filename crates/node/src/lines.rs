@@ -11,11 +11,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use model::{QueueName, ShardId};
+use model::{Millis, QueueName, ShardId};
 use parking_lot::Mutex;
 use state_machine::view::ReadyHint;
 use tokio::sync::Notify;
 
+/// So much older must a task of a shard that is led elsewhere be, to come before one that is led here.
+const LOCAL_FIRST: Millis = Millis(50);
 /// Locks over which the queues are spread.
 const STRIPES: usize = 64;
 
@@ -32,6 +34,17 @@ pub(crate) struct Share {
 pub(crate) struct Stock {
     pub(crate) shard: ShardId,
     pub(crate) hint: ReadyHint,
+    /// This node leads the shard.
+    pub(crate) is_local: bool,
+}
+
+impl Stock {
+    /// The smallest comes first: by priority, then by age, but what is led here before what is older by
+    /// no more than [`LOCAL_FIRST`]. A task that waits longer elsewhere is not passed over for ever.
+    pub(crate) fn rank(&self) -> (u8, u64) {
+        let handicap = if self.is_local { 0 } else { LOCAL_FIRST.0 };
+        (self.hint.priority, self.hint.since.millis().saturating_add(handicap))
+    }
 }
 
 /// One that waits. Its ticket is its place in every line.
@@ -281,7 +294,32 @@ mod tests {
 
     fn stock(shard: u16, count: u64) -> Stock {
         let hint = ReadyHint { priority: 5, since: WallTime::from_millis(1), count };
-        Stock { shard: ShardId::new(shard).unwrap(), hint }
+        Stock { shard: ShardId::new(shard).unwrap(), hint, is_local: true }
+    }
+
+    #[test]
+    fn what_is_led_here_comes_first_unless_another_waits_much_longer() {
+        // (shard, priority, since, local)
+        for (what, stocks, expected) in [
+            ("the older", vec![(1, 5, 1_010, true), (2, 5, 1_000, true)], vec![2, 1]),
+            ("here, though a little younger", vec![(1, 5, 1_000, false), (2, 5, 1_049, true)], vec![2, 1]),
+            ("elsewhere, being much older", vec![(1, 5, 1_000, false), (2, 5, 1_051, true)], vec![1, 2]),
+            ("priority before place", vec![(1, 5, 1_000, true), (2, 4, 2_000, false)], vec![2, 1]),
+            ("the older of two elsewhere", vec![(1, 5, 1_001, false), (2, 5, 1_000, false)], vec![2, 1]),
+        ] {
+            let stock = |(shard, priority, since, is_local)| Stock {
+                shard: ShardId::new(shard).unwrap(),
+                hint: ReadyHint { priority, since: WallTime::from_millis(since), count: 1 },
+                is_local,
+            };
+            let mut stocks: Vec<Stock> = stocks.into_iter().map(stock).collect();
+            stocks.sort_by_key(Stock::rank);
+            assert_eq!(
+                stocks.iter().map(|stock| stock.shard.number()).collect::<Vec<_>>(),
+                expected,
+                "{what}"
+            );
+        }
     }
 
     fn counts(shares: &[Share]) -> Vec<(u16, u32)> {

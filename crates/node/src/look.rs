@@ -8,25 +8,32 @@ use model::{KeyHash, Millis, QueueName, Rejection, ShardId, TaskId, limits};
 use state_machine::view::{Cursor, Filter, TaskView};
 use wire::envelope::Envelope;
 
-use crate::call::{TaskDetail, TaskFilter, TaskPage, TaskSummary};
+use crate::call::{Freshness, TaskDetail, TaskFilter, TaskPage, TaskSummary};
 use crate::error::Error;
 use crate::groups::told;
 use crate::inner::{Inner, Node};
 use crate::place;
 use crate::stats::Operation;
 
+/// Until one that waits for an end asks again, when there was no leader to ask.
+const NO_LEADER_PAUSE: Duration = Duration::from_millis(100);
 /// Tasks whose envelopes are read at once when a list looks into them.
 const LOOK_INTO_STEP: usize = 100;
+/// Shards whose leaders are asked at once when a list goes on to them.
+const SHARDS_AT_ONCE: usize = 16;
 /// Bytes of envelopes that one step of a list looks into.
 const LOOK_INTO_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 impl Node {
     /// A task with all that is kept of it. With `wait`: when it has ended, or after that time.
-    pub async fn task(&self, id: TaskId, wait: Millis) -> Result<TaskDetail, Error> {
+    pub async fn task(&self, id: TaskId, wait: Millis, freshness: Freshness) -> Result<TaskDetail, Error> {
         let since = Instant::now();
         let inner = &self.inner;
         inner.groups.known(id)?;
-        let view = if wait.0 == 0 { inner.view(id).await } else { inner.until_ended(id, wait).await };
+        let view = match wait.0 {
+            0 => inner.view(id, freshness).await,
+            _ => inner.until_ended(id, wait, freshness).await,
+        };
         let detail = match view {
             Ok(view) => inner.detail(view).await,
             Err(error) => Err(error),
@@ -44,19 +51,22 @@ impl Node {
         dedup_key: &str,
         order_key: Option<&str>,
         unique_key: Option<&str>,
+        freshness: Freshness,
     ) -> Result<TaskDetail, Error> {
         let inner = &self.inner;
         let spread = inner.policies.spread(queue);
         let shards = inner.groups.count();
         let (shard, key) = place::dedup(queue, spread, shards, dedup_key, order_key, unique_key);
-        let id = inner.groups.read(shard, |state| state.task_of_dedup(key)).await?;
+        inner.groups.wait_for([shard], freshness).await?;
+        let id = inner.groups.look(shard, |state| state.task_of_dedup(key));
         let id = id.ok_or_else(|| {
             Error::NotFound(format!(
                 "no task of queue {queue:?} has this dedup key, or its window has passed: \
                  if the task has an order key or a unique key, give order_key or unique_key too"
             ))
         })?;
-        self.task(id, Millis(0)).await
+        // The copy that had the key has its task.
+        self.task(id, Millis(0), Freshness::Stale).await
     }
 
     /// One step of a list. Goes on from `cursor`; at most `limit` tasks.
@@ -65,9 +75,11 @@ impl Node {
         filter: TaskFilter,
         cursor: Option<String>,
         limit: usize,
+        freshness: Freshness,
     ) -> Result<TaskPage, Error> {
         let since = Instant::now();
-        let page = self.inner.list(&filter, cursor.as_deref(), limit.clamp(1, limits::LIST_MAX)).await;
+        let limit = limit.clamp(1, limits::LIST_MAX);
+        let page = self.inner.list(&filter, cursor.as_deref(), limit, freshness).await;
         let found = page.as_ref().map_or(0, |page| page.tasks.len());
         self.inner.counters.timed(Operation::List, since, found, usize::from(page.is_err()));
         page
@@ -75,19 +87,26 @@ impl Node {
 }
 
 impl Inner {
-    async fn view(&self, id: TaskId) -> Result<TaskView, Error> {
-        let view = self.groups.read(id.shard(), |state| state.task(id)).await?;
-        Ok(view.ok_or(Rejection::NotFound { id })?)
+    async fn view(&self, id: TaskId, freshness: Freshness) -> Result<TaskView, Error> {
+        self.groups.wait_for([id.shard()], freshness).await?;
+        Ok(self.groups.look(id.shard(), |state| state.task(id)).ok_or(Rejection::NotFound { id })?)
     }
 
     /// Waits for a task's end, for a while.
-    async fn until_ended(&self, id: TaskId, wait: Millis) -> Result<TaskView, Error> {
+    async fn until_ended(&self, id: TaskId, wait: Millis, freshness: Freshness) -> Result<TaskView, Error> {
         let until = tokio::time::Instant::now() + Duration::from(wait);
         let end = self.ends.wait(id);
         loop {
             // Made before the look: an end after the look is heard.
             let told = end.notify.notified();
-            let view = self.view(id).await?;
+            let view = match self.view(id, freshness).await {
+                // Whoever waits has time for the next leader.
+                Err(Error::Unavailable) if tokio::time::Instant::now() + NO_LEADER_PAUSE < until => {
+                    tokio::time::sleep(NO_LEADER_PAUSE).await;
+                    continue;
+                }
+                view => view?,
+            };
             if view.state.is_ended() {
                 return Ok(view);
             }
@@ -119,6 +138,7 @@ impl Inner {
         filter: &TaskFilter,
         cursor: Option<&str>,
         limit: usize,
+        freshness: Freshness,
     ) -> Result<TaskPage, Error> {
         let (shards, shard_filter) = self.prepare(filter)?;
         let mut page = TaskPage { tasks: Vec::new(), looked_at: 0, cursor: None };
@@ -128,7 +148,12 @@ impl Inner {
         };
         let mut bytes = 0;
         let first = at.shard;
-        for shard in shards.into_iter().filter(|shard| *shard >= first) {
+        let shards: Vec<ShardId> = shards.into_iter().filter(|shard| *shard >= first).collect();
+        for (n, &shard) in shards.iter().enumerate() {
+            if n.is_multiple_of(SHARDS_AT_ONCE) {
+                let some = shards[n..].iter().take(SHARDS_AT_ONCE);
+                self.groups.wait_for(some.copied(), freshness).await?;
+            }
             if shard != at.shard {
                 at = Place { shard, cursor: None };
             }
@@ -141,8 +166,7 @@ impl Inner {
                 }
                 let want = left.min(LOOK_INTO_STEP);
                 let from = at.cursor;
-                let step =
-                    self.groups.read(shard, |state| state.list(&shard_filter, from, want, looks)).await?;
+                let step = self.groups.look(shard, |state| state.list(&shard_filter, from, want, looks));
                 page.looked_at += step.looked_at;
                 bytes += self.look_into(shard, step.tasks, filter, &mut page.tasks).await?;
                 match step.cursor {

@@ -1,6 +1,9 @@
 //! Listens to what each shard tells, and passes it on: to those who wait for work, to the outbox, to
 //! those who wait for an end, to the events, to the log.
 //!
+//! The copies of shards that are led elsewhere tell the same: who waits here hears of it here. What must
+//! happen once in the cluster (counters, log lines, the outbox) is for the node that leads.
+//!
 //! A listener that fell behind looks at the state anew: nothing here is the only way to learn something.
 
 use std::sync::Arc;
@@ -16,9 +19,18 @@ use crate::inner::Inner;
 
 /// Listens to a shard until the node stops.
 pub(crate) async fn run(inner: Arc<Inner>, shard: ShardId, mut notices: Notices) {
+    let replica = inner.groups.shard(shard);
+    let (mut leader, mut has_engine) = (replica.leader(), true);
+    new_leader(&inner, shard);
     loop {
         let heard = tokio::select! {
             heard = notices.next() => heard,
+            changed = replica.leader_changed(leader), if has_engine => {
+                has_engine = changed != leader;
+                leader = changed;
+                new_leader(&inner, shard);
+                continue;
+            }
             () = inner.stopping.cancelled() => return,
         };
         match heard {
@@ -27,6 +39,17 @@ pub(crate) async fn run(inner: Arc<Inner>, shard: ShardId, mut notices: Notices)
             None => return,
         }
     }
+}
+
+/// Another leader, or none: who waits may get something from it, and what the shard owes is this node's to
+/// carry if it leads.
+fn new_leader(inner: &Inner, shard: ShardId) {
+    inner.mutes.clear(shard);
+    for queue in inner.lines.awaited() {
+        inner.serve(&queue);
+    }
+    ring(inner, shard);
+    inner.settings_due.notify_one();
 }
 
 fn look_anew(inner: &Inner, shard: ShardId, missed: u64) {
@@ -52,17 +75,22 @@ fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &[Notice]) {
     for notice in notices {
         match &notice.effect {
             Effect::Ready { queue } => {
+                inner.mutes.ready(shard, queue, notice.index);
                 if !ready.contains(&queue) {
                     ready.push(queue);
                 }
             }
-            Effect::Outbox { .. } => ring(inner, shard),
+            Effect::Outbox { .. } if notice.is_leader => ring(inner, shard),
+            Effect::Outbox { .. } => {}
             Effect::Happened { task, queue, event } => {
                 if let Event::Freed { worker, reason: FreedReason::Deadline, .. } = event {
                     match deadlines.iter_mut().find(|(of, _)| *of == worker) {
                         Some((_, count)) => *count += 1,
                         None => deadlines.push((worker, 1)),
                     }
+                }
+                if let (Event::Freed { reason, .. }, true) = (event, notice.is_leader) {
+                    inner.counters.freed(*reason);
                 }
                 happened(inner, *task, event);
                 events.push(event_of(shard, notice, *task, queue, event));
@@ -85,16 +113,13 @@ fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &[Notice]) {
 
 fn happened(inner: &Arc<Inner>, task: TaskId, event: &Event) {
     inner.ends.happened(task, event);
-    match event {
-        Event::Freed { reason, .. } => inner.counters.freed(*reason),
-        Event::CancelRequested => {
-            let claim = inner.groups.look(task.shard(), |state| state.task(task)).and_then(|view| view.claim);
-            let session = claim.and_then(|claim| claim.session).and_then(|id| inner.sessions.by_id(id));
-            if let Some(session) = session {
-                session.tell_cancel();
-            }
+    // Whoever holds the worker's stream tells it.
+    if let Event::CancelRequested = event {
+        let claim = inner.groups.look(task.shard(), |state| state.task(task)).and_then(|view| view.claim);
+        let session = claim.and_then(|claim| claim.session).and_then(|id| inner.sessions.by_id(id));
+        if let Some(session) = session {
+            session.tell_cancel();
         }
-        _ => {}
     }
 }
 
@@ -106,11 +131,13 @@ fn deadline_passed(
     worker: &WorkerName,
     freed: u64,
 ) -> NodeEvent {
-    inner.counters.deadlines_passed.fetch_add(freed, Ordering::Relaxed);
     let last = inner.sessions.last_of(worker);
     let since_last_beat = last.map(|session| session.silent_for(inner.now()));
     let since_last_beat_ms = since_last_beat.map(|millis| millis.0);
-    tracing::warn!(%worker, tasks_freed = freed, since_last_beat_ms, "deadline passed");
+    if notices.first().is_some_and(|notice| notice.is_leader) {
+        inner.counters.deadlines_passed.fetch_add(freed, Ordering::Relaxed);
+        tracing::warn!(%worker, tasks_freed = freed, since_last_beat_ms, "deadline passed");
+    }
     let mut event = NodeEvent::new(inner.clock.wall(), "deadline_passed");
     event.index = notices.first().map(|notice| (shard, notice.index));
     event.worker = Some(worker.clone());

@@ -1,8 +1,9 @@
 //! Carries what one shard owes another: follow-ups of acks whose place is elsewhere.
 //!
-//! One carrier for each source. It takes the oldest messages, has the target take them in, then tells
-//! the source to forget them. A crash in between sends them again, and the target passes over what it
-//! has: each counts once. It must never tell the source before the target has answered.
+//! One carrier for each source, on the node that leads it. It takes the oldest messages, has the target take
+//! them in, wherever that is led, then tells the source to forget them. A crash or another leader in between
+//! sends them again, and the target passes over what it has: each counts once. It must never tell the source
+//! before the target has answered.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +16,8 @@ use crate::inner::Inner;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// How often a node that does not lead looks whether it does, in case it missed the bell.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// So many failures in a row are no hiccup: people are told, once for each such stretch.
 const FAILURES_TOLD: u32 = 3;
 
@@ -26,6 +29,13 @@ pub(crate) async fn run(inner: Arc<Inner>, source: ShardId) {
     let mut failures: u32 = 0;
     loop {
         let targets = inner.groups.look(source, |state| state.outbox_targets());
+        if !targets.is_empty() && !inner.groups.leads(source) {
+            tokio::select! {
+                () = bell.notified() => continue,
+                () = tokio::time::sleep(LOOK_EVERY) => continue,
+                () = inner.stopping.cancelled() => return,
+            }
+        }
         if targets.is_empty() {
             tokio::select! {
                 () = bell.notified() => continue,
@@ -67,6 +77,10 @@ async fn carry(inner: &Inner, source: ShardId, target: ShardId) -> Result<(), Er
         return Err(Error::Broken(format!(
             "shard {target} has messages of shard {source} up to {upto}, the next is {first}: some are missing"
         )));
+    }
+    if !inner.groups.leads(source) {
+        // The next leader sends them again, hears the same and tells the source.
+        return Ok(());
     }
     inner.groups.propose_one(source, Command::Delivered { target, upto }).await?;
     inner.counters.outbox_delivered.fetch_add(upto + 1 - first, Ordering::Relaxed);

@@ -29,26 +29,9 @@ impl Policies {
         &self.default
     }
 
-    /// Takes a queue's settings, unless newer ones are there.
-    pub(crate) fn set(&self, queue: &QueueName, settings: &QueueSettings) {
+    /// Takes all of them, as `all` finds them. One look at a time, so that an older one never comes last.
+    pub(crate) fn replace(&self, all: impl FnOnce() -> HashMap<QueueName, QueueSettings>) {
         let mut queues = self.queues.write();
-        if queues.get(queue).is_none_or(|known| known.version < settings.version) {
-            let mut all = HashMap::clone(&queues);
-            all.insert(queue.clone(), settings.clone());
-            *queues = Arc::new(all);
-        }
-    }
-
-    /// Forgets a queue's settings.
-    pub(crate) fn remove(&self, queue: &QueueName) {
-        let mut queues = self.queues.write();
-        let mut all = HashMap::clone(&queues);
-        all.remove(queue);
-        *queues = Arc::new(all);
-    }
-
-    /// Takes all of them.
-    pub(crate) fn replace(&self, all: HashMap<QueueName, QueueSettings>) {
-        *self.queues.write() = Arc::new(all);
+        *queues = Arc::new(all());
     }
 }

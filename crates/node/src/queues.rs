@@ -1,9 +1,9 @@
 //! Queues: their settings go to the catalog first, then to every shard, by version.
 //!
-//! A shard that could not be reached is told later; an older version never replaces a newer one. What a
-//! queue holds is added up over the shards.
+//! A shard that could not be reached is told later, by whoever leads it then; an older version never replaces a
+//! newer one. What a queue holds is added up over the shards.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use model::catalog::{CatalogCommand, CatalogReply};
 use model::{Command, QueueName, QueuePolicy, QueueSettings, Rejection, Reply, ShardId, StateKind, WallTime};
 use state_machine::view::{Depth, QueueView};
 
-use crate::call::QueueInfo;
+use crate::call::{Freshness, QueueInfo};
 use crate::error::Error;
 use crate::events::NodeEvent;
 use crate::inner::{Inner, Node};
@@ -21,28 +21,40 @@ use crate::rates;
 const SET_TRIES: usize = 100;
 /// Between two tries to tell a shard.
 const BACKOFF: Duration = Duration::from_millis(200);
+/// Whoever changed a queue tells the shards. So long after that, their leaders look whether they know.
+const TOLD_BY_THEN: Duration = Duration::from_secs(1);
+/// How long one look at the catalog waits for the next change.
+const CHANGE_WAIT: Duration = Duration::from_secs(3_600);
 
 impl Node {
     /// All queues, by name.
-    pub async fn queues(&self) -> Result<Vec<QueueInfo>, Error> {
-        let inner = &self.inner;
-        let mut views: BTreeMap<QueueName, Vec<QueueView>> =
-            inner.policies.all().keys().map(|name| (name.clone(), Vec::new())).collect();
-        for shard in inner.groups.all() {
-            for view in inner.groups.read(shard, |state| state.queues()).await? {
-                views.entry(view.name.clone()).or_default().push(view);
+    pub async fn queues(&self, freshness: Freshness) -> Result<Vec<QueueInfo>, Error> {
+        let groups = &self.inner.groups;
+        futures::try_join!(groups.wait_for_catalog(freshness), groups.wait_for(groups.all(), freshness))?;
+        let mut queues: BTreeMap<QueueName, (Option<QueueSettings>, Vec<QueueView>)> =
+            groups.catalog.read_stale(|catalog| {
+                let queues = catalog.queues();
+                queues.map(|(name, set)| (name.clone(), (Some(set.clone()), Vec::new()))).collect()
+            });
+        for shard in groups.all() {
+            for view in groups.look(shard, |state| state.queues()) {
+                queues.entry(view.name.clone()).or_default().1.push(view);
             }
         }
-        Ok(views.into_iter().map(|(name, views)| inner.queue_info(name, &views)).collect())
+        let info = |(name, (set, views)): (_, (_, Vec<_>))| self.inner.queue_info(name, set, &views);
+        Ok(queues.into_iter().map(info).collect())
     }
 
     /// One queue.
-    pub async fn queue(&self, queue: &QueueName) -> Result<QueueInfo, Error> {
-        let views = self.inner.views(queue).await?;
-        if views.is_empty() && !self.inner.policies.all().contains_key(queue) {
+    pub async fn queue(&self, queue: &QueueName, freshness: Freshness) -> Result<QueueInfo, Error> {
+        let groups = &self.inner.groups;
+        let (_, views) =
+            futures::try_join!(groups.wait_for_catalog(freshness), self.inner.views(queue, freshness))?;
+        let set = groups.catalog.read_stale(|catalog| catalog.queue(queue).cloned());
+        if views.is_empty() && set.is_none() {
             return Err(Rejection::UnknownQueue { queue: queue.clone() }.into());
         }
-        Ok(self.inner.queue_info(queue.clone(), &views))
+        Ok(self.inner.queue_info(queue.clone(), set, &views))
     }
 
     /// Sets a queue's policy, and makes the queue if it is not there. `merge` makes the new policy of the
@@ -57,7 +69,7 @@ impl Node {
             Ok(())
         };
         self.inner.change(queue, change).await?;
-        self.queue(queue).await
+        self.queue(queue, Freshness::Linearizable).await
     }
 
     /// Lets claims pass a queue by.
@@ -71,19 +83,19 @@ impl Node {
     }
 
     async fn set_paused(&self, queue: &QueueName, paused: Paused) -> Result<QueueInfo, Error> {
-        self.queue(queue).await?;
+        self.queue(queue, Freshness::Linearizable).await?;
         let change = |settings: &mut QueueSettings| {
             settings.paused = paused == Paused::Yes;
             Ok(())
         };
         self.inner.change(queue, change).await?;
-        self.queue(queue).await
+        self.queue(queue, Freshness::Linearizable).await
     }
 
     /// Deletes a queue that has no live and no dead tasks.
     pub async fn delete_queue(&self, queue: &QueueName) -> Result<(), Error> {
         let inner = &self.inner;
-        let info = self.queue(queue).await?;
+        let info = self.queue(queue, Freshness::Linearizable).await?;
         let count = in_the_way(&info.depth);
         if count > 0 {
             let hint = "purge it, discard its dead tasks, then delete it";
@@ -94,7 +106,7 @@ impl Node {
         let CatalogReply::Version(version) = deleted else {
             unreachable!("a deletion is answered by its version")
         };
-        inner.policies.remove(queue);
+        inner.take_settings();
         inner.tell_shards(&Command::DropQueue { queue: queue.clone(), version }).await;
         inner.tell_queue("queue_deleted", queue);
         Ok(())
@@ -103,7 +115,7 @@ impl Node {
     /// Cancels all that waits in a queue now. How many tasks that is.
     pub async fn purge(&self, queue: &QueueName) -> Result<u64, Error> {
         let inner = &self.inner;
-        self.queue(queue).await?;
+        self.queue(queue, Freshness::Linearizable).await?;
         let purge = |shard| {
             let purge = Command::Purge { queue: queue.clone() };
             async move {
@@ -134,18 +146,15 @@ fn in_the_way(depth: &Depth) -> u64 {
 }
 
 impl Inner {
-    async fn views(&self, queue: &QueueName) -> Result<Vec<QueueView>, Error> {
-        let mut views = Vec::new();
-        for shard in self.groups.all() {
-            views.extend(self.groups.read(shard, |state| state.queue(queue)).await?);
-        }
-        Ok(views)
+    async fn views(&self, queue: &QueueName, freshness: Freshness) -> Result<Vec<QueueView>, Error> {
+        self.groups.wait_for(self.groups.all(), freshness).await?;
+        let view = |shard| self.groups.look(shard, |state| state.queue(queue));
+        Ok(self.groups.all().filter_map(view).collect())
     }
 
-    /// The same queue over all shards.
-    fn queue_info(&self, name: QueueName, views: &[QueueView]) -> QueueInfo {
+    /// The same queue over all shards, as the catalog has `set` it.
+    fn queue_info(&self, name: QueueName, set: Option<QueueSettings>, views: &[QueueView]) -> QueueInfo {
         let wall = self.clock.wall();
-        let set = self.policies.all().get(&name).cloned();
         let newest =
             || views.iter().map(|view| &view.settings).max_by_key(|settings| settings.version).cloned();
         let settings = set.or_else(newest).unwrap_or_default();
@@ -173,11 +182,8 @@ impl Inner {
 
     /// A queue's spread changes only while the queue is empty, ended tasks included: their dedup keys
     /// would be looked for elsewhere.
-    async fn check_spread(&self, queue: &QueueName, policy: &QueuePolicy) -> Result<(), Error> {
-        if self.policies.spread(queue) == policy.spread {
-            return Ok(());
-        }
-        let views = self.views(queue).await?;
+    async fn check_empty(&self, queue: &QueueName) -> Result<(), Error> {
+        let views = self.views(queue, Freshness::Linearizable).await?;
         let count = views.iter().flat_map(|view| view.depth.0).sum();
         if count > 0 {
             let hint = "shards changes only while a queue has no tasks, ended ones included";
@@ -196,8 +202,11 @@ impl Inner {
         let settings = loop {
             let known = self.groups.read_catalog(|catalog| catalog.queue(queue).cloned()).await?;
             let mut settings = known.unwrap_or_default();
+            let spread = settings.policy.spread;
             change(&mut settings)?;
-            self.check_spread(queue, &settings.policy).await?;
+            if settings.policy.spread != spread {
+                self.check_empty(queue).await?;
+            }
             let set = CatalogCommand::SetQueue { queue: queue.clone(), settings: settings.clone() };
             tries += 1;
             match self.groups.propose_catalog(set).await {
@@ -210,7 +219,7 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         };
-        self.policies.set(queue, &settings);
+        self.take_settings();
         self.tell_shards(&Command::SetQueue { queue: queue.clone(), settings }).await;
         self.tell_queue("queue_changed", queue);
         Ok(())
@@ -247,37 +256,73 @@ impl Inner {
         self.events.publish([event]);
     }
 
-    /// Takes the catalog's settings, and tells the shards what they do not know yet: after a start, some
-    /// may have missed it.
-    pub(crate) async fn deliver_settings(self: &Arc<Inner>) -> Result<(), Error> {
-        let (queues, deleted) = self
-            .groups
-            .read_catalog(|catalog| {
-                let queues: HashMap<_, _> =
-                    catalog.queues().map(|(name, settings)| (name.clone(), settings.clone())).collect();
-                let deleted: Vec<_> =
-                    catalog.deleted().map(|(name, version)| (name.clone(), version)).collect();
-                (queues, deleted)
+    /// Takes what the catalog here says of queues.
+    fn take_settings(&self) {
+        self.policies.replace(|| {
+            self.groups.catalog.read_stale(|catalog| {
+                catalog.queues().map(|(name, settings)| (name.clone(), settings.clone())).collect()
             })
-            .await?;
-        for shard in self.groups.all() {
-            for (queue, settings) in &queues {
-                let known = self.groups.look(shard, |state| state.queue(queue));
-                if known.is_none_or(|known| known.settings.version < settings.version) {
-                    let (queue, settings) = (queue.clone(), settings.clone());
-                    self.tell_shard(shard, Command::SetQueue { queue, settings }).await;
-                }
-            }
-            for (queue, version) in &deleted {
-                let known = self.groups.look(shard, |state| state.queue(queue));
+        });
+    }
+
+    /// Takes what the catalog here says of queues, and tells the shards that are led here what they do not
+    /// know yet: whoever changed a queue may not have reached them. Whether all know now.
+    pub(crate) async fn deliver_settings(&self) -> bool {
+        self.take_settings();
+        let led = self.groups.all().filter(|shard| self.groups.leads(*shard));
+        let delivered = led.map(|shard| self.deliver_to(shard));
+        futures::future::join_all(delivered).await.into_iter().all(|all| all)
+    }
+
+    async fn deliver_to(&self, shard: ShardId) -> bool {
+        let unknown = self.groups.catalog.read_stale(|catalog| {
+            self.groups.look(shard, |state| {
+                let version = |queue| state.queue(queue).map(|known| known.settings.version);
+                let set = catalog.queues().filter(|(queue, settings)| {
+                    version(queue).is_none_or(|version| version < settings.version)
+                });
+                let set = set.map(|(queue, settings)| Command::SetQueue {
+                    queue: queue.clone(),
+                    settings: settings.clone(),
+                });
                 // Version 0 was made by a task that came after the deletion.
-                if known.is_some_and(|known| (1..*version).contains(&known.settings.version)) {
-                    let (queue, version) = (queue.clone(), *version);
-                    self.tell_shard(shard, Command::DropQueue { queue, version }).await;
+                let dropped = catalog.deleted().filter(|(queue, deleted)| {
+                    version(queue).is_some_and(|version| (1..*deleted).contains(&version))
+                });
+                let dropped =
+                    dropped.map(|(queue, version)| Command::DropQueue { queue: queue.clone(), version });
+                set.chain(dropped).collect::<Vec<_>>()
+            })
+        });
+        // A rejection means that the shard has something newer.
+        unknown.is_empty() || self.groups.propose(shard, unknown).await.is_ok()
+    }
+}
+
+/// Follows what the catalog says of queues, and what this node leads, until the node stops.
+pub(crate) async fn run(inner: Arc<Inner>) {
+    let catalog = &inner.groups.catalog;
+    let mut seen = catalog.applied();
+    loop {
+        tokio::select! {
+            changed = catalog.wait_applied(seen + 1, CHANGE_WAIT) => {
+                inner.take_settings();
+                if changed.is_err() {
+                    // Nothing changes any more, or nothing did for long.
+                    tokio::time::sleep(BACKOFF).await;
+                    continue;
                 }
             }
+            () = inner.settings_due.notified() => {}
+            () = inner.stopping.cancelled() => return,
         }
-        self.policies.replace(queues);
-        Ok(())
+        seen = catalog.applied();
+        tokio::select! {
+            () = tokio::time::sleep(TOLD_BY_THEN) => {}
+            () = inner.stopping.cancelled() => return,
+        }
+        if !inner.deliver_settings().await {
+            inner.settings_due.notify_one();
+        }
     }
 }

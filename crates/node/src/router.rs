@@ -68,7 +68,6 @@ impl Inner {
                 limits::ENQUEUE_TASKS_MAX
             )));
         }
-        self.room.check()?;
         let Sheets { sheets, mut results } = self.sort(tasks, atomic)?;
         let proposals = sheets.into_iter().map(|sheet| self.enqueue_in(sheet, atomic));
         let mut indexes = Vec::new();
@@ -179,6 +178,10 @@ impl Inner {
 
     async fn enqueue_in(&self, sheet: Sheet, atomic: bool) -> (ShardId, Vec<usize>, EnqueueOutcome) {
         let Sheet { shard, tasks, places } = sheet;
+        let ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
+        if let Err(error) = self.room.check(shard) {
+            return (shard, places, Err(error));
+        }
         let commands = if atomic { vec![Command::Enqueue { tasks, atomic }] } else { commands(tasks) };
         let applied = match self.groups.propose(shard, commands).await {
             Ok(applied) => applied,
@@ -192,6 +195,14 @@ impl Inner {
                 Ok(Reply::Enqueued(some)) => outcomes.extend(some),
                 Ok(_) => unreachable!("an enqueue is answered by what became of its tasks"),
                 Err(rejection) => return (shard, places, Err(rejection.into())),
+            }
+        }
+        for (id, outcome) in ids.iter().zip(&mut outcomes) {
+            // An id is new: who has it already is this request, whose first answer was lost on the way.
+            if let Ok(enqueued) = outcome
+                && enqueued.id == *id
+            {
+                enqueued.duplicate = false;
             }
         }
         (shard, places, Ok((index, outcomes)))

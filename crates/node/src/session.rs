@@ -1,70 +1,191 @@
-//! One session: what its worker said last, and what it is asked to do.
+//! One session: what its worker said last, what it is asked to do, and how news of it are merged.
+//!
+//! What nodes tell each other of a session only ever grows, each field in its own order: a wish from run over
+//! drain to stop, an end from none to the most deliberate one, streams and facts by their edition. So news may
+//! be lost, doubled or late, and whoever heard the same knows the same. Next: `registry.rs`, all of them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use model::{Fence, FreedReason, Millis, SessionId, TaskId, WallTime, WorkerName};
+use model::{Fence, FreedReason, Millis, NodeId, SessionId, TaskId, WallTime, WorkerName};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
+use wire::gossip::{self, Edition, Facts, SessionNews, Wish};
 
 use crate::call::{WorkerFacts, WorkerState};
 
 /// A claim that a beat did not list is given back at the second such beat, but not sooner than this:
 /// the answer to the claim may still be on its way.
 const UNLISTED_FOR: Millis = Millis(500);
+/// A claim that a worker lists and that our copy does not have is called lost after this: our copy may lag.
+const ABSENT_FOR: Millis = Millis::secs(5);
 
 /// What a worker is asked to do, and what its streams are told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
-    pub(crate) state: WorkerState,
-    /// Why the session is over, if it is.
-    pub(crate) over: Option<FreedReason>,
+    wish: Wish,
+    /// How the session ended, if it did.
+    pub(crate) over: Option<Over>,
     /// Grows when a claim of it is to be cancelled.
     cancels: u64,
-    /// Which of its streams counts.
-    pub(crate) stream: u64,
+    /// Which of its streams counts, over all nodes.
+    pub(crate) stream: Edition,
+    /// The newest of its streams that broke.
+    closed: Option<Closed>,
+}
+
+/// The end of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Over {
+    pub(crate) reason: FreedReason,
+    /// When it was learned here.
+    pub(crate) at: Millis,
+    /// How many claims were freed, as far as we know.
+    pub(crate) freed: u64,
+}
+
+/// A stream that broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Closed {
+    stream: Edition,
+    at: Millis,
+}
+
+impl Asked {
+    pub(crate) fn state(&self) -> WorkerState {
+        match (self.over, self.wish) {
+            (Some(over), _) if is_loss(over.reason) => WorkerState::Lost,
+            (_, Wish::Run) => WorkerState::Running,
+            (_, Wish::Drain) => WorkerState::Draining,
+            (_, Wish::Stop) => WorkerState::Stopping,
+        }
+    }
+
+    /// What somebody waits for.
+    fn awaited(&self) -> (Wish, Option<FreedReason>, u64, Edition) {
+        (self.wish, self.over.map(|over| over.reason), self.cancels, self.stream)
+    }
+}
+
+/// Whether this end means that the worker is lost.
+pub(crate) fn is_loss(reason: FreedReason) -> bool {
+    matches!(reason, FreedReason::Silent | FreedReason::Closed)
+}
+
+/// Of two ends of one session the greater counts: what somebody wanted before what somebody saw, what was
+/// seen before what was not heard.
+fn rank(reason: FreedReason) -> u8 {
+    match reason {
+        FreedReason::PutBack => 3,
+        FreedReason::Drained => 2,
+        FreedReason::Closed => 1,
+        FreedReason::Silent | FreedReason::Deadline | FreedReason::Released => 0,
+    }
+}
+
+/// What merging news into a session did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Merged {
+    /// It ended by them.
+    pub(crate) ended: bool,
+    /// They say that a stream broke, or that it is over.
+    pub(crate) is_alarm: bool,
+    /// The teller knows facts that we do not, and did not tell them.
+    pub(crate) lacks_facts: bool,
+    /// We know something that the teller does not.
+    pub(crate) knows_more: bool,
 }
 
 /// One life of a worker.
 pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) name: WorkerName,
-    pub(crate) facts: RwLock<WorkerFacts>,
+    facts: RwLock<(Edition, WorkerFacts)>,
     asked: watch::Sender<Asked>,
+    /// When it was last heard, wherever.
     beat_at: AtomicU64,
     beat_wall: AtomicU64,
+    /// One more than when it was last heard here; 0 when it never was.
+    heard_here: AtomicU64,
     unlisted: Mutex<HashMap<(TaskId, Fence), Millis>>,
+    absent: Mutex<HashMap<(TaskId, Fence), Millis>>,
 }
 
 impl Session {
-    /// A session whose worker was heard just now.
+    /// A session of which no more is known than that it may live: its silence counts from now on.
     pub(crate) fn new(id: SessionId, facts: WorkerFacts, now: Millis, wall: WallTime) -> Session {
-        let asked = Asked { state: WorkerState::Running, over: None, cancels: 0, stream: 0 };
+        let asked =
+            Asked { wish: Wish::Run, over: None, cancels: 0, stream: Edition::default(), closed: None };
         Session {
             id,
             name: facts.name.clone(),
-            facts: RwLock::new(facts),
+            facts: RwLock::new((Edition::default(), facts)),
             asked: watch::Sender::new(asked),
             beat_at: AtomicU64::new(now.0),
             beat_wall: AtomicU64::new(wall.millis()),
+            heard_here: AtomicU64::new(0),
             unlisted: Mutex::default(),
+            absent: Mutex::default(),
         }
     }
 
-    /// The worker was heard.
+    /// A session that another node told us of.
+    pub(crate) fn told(news: &SessionNews, now: Millis, wall: WallTime) -> Session {
+        let then = WallTime::from_millis(wall.millis().saturating_sub(news.age.0));
+        let heard = Millis(now.0.saturating_sub(news.age.0));
+        let session = Session::new(news.session, WorkerFacts::named(news.worker.clone()), heard, then);
+        session.merge(news, now, wall);
+        session
+    }
+
+    /// What its worker said of itself.
+    pub(crate) fn facts(&self) -> WorkerFacts {
+        self.facts.read().1.clone()
+    }
+
+    /// How many tasks its worker runs at once.
+    pub(crate) fn slots(&self) -> u32 {
+        self.facts.read().1.slots
+    }
+
+    /// The worker said this of itself, to `node`.
+    pub(crate) fn set_facts(&self, facts: WorkerFacts, node: NodeId) {
+        let mut known = self.facts.write();
+        *known = (known.0.next(node), facts);
+    }
+
+    /// The worker was heard here.
     pub(crate) fn heard(&self, now: Millis, wall: WallTime) {
-        self.beat_at.fetch_max(now.0, Ordering::Relaxed);
-        self.beat_wall.store(wall.millis(), Ordering::Relaxed);
+        self.heard_here.fetch_max(now.0 + 1, Ordering::Relaxed);
+        self.heard_at(now, wall);
     }
 
-    /// Its silence is counted from now on: nobody listened before.
-    pub(crate) fn not_heard_before(&self, now: Millis) {
-        self.beat_at.fetch_max(now.0, Ordering::Relaxed);
+    /// The worker was heard by another node, so long ago.
+    pub(crate) fn heard_there(&self, age: Millis, now: Millis, wall: WallTime) {
+        let then = WallTime::from_millis(wall.millis().saturating_sub(age.0));
+        self.heard_at(Millis(now.0.saturating_sub(age.0)), then);
     }
 
-    /// How long it was not heard.
+    fn heard_at(&self, at: Millis, wall: WallTime) {
+        if self.beat_at.fetch_max(at.0, Ordering::Relaxed) <= at.0 {
+            self.beat_wall.store(wall.millis(), Ordering::Relaxed);
+        }
+    }
+
+    /// How old the last beat is that was heard here, if there was one since `since`.
+    pub(crate) fn heard_here_since(&self, since: Millis, now: Millis) -> Option<Millis> {
+        let heard = self.heard_here.load(Ordering::Relaxed).checked_sub(1)?;
+        (heard >= since.0).then(|| Millis(now.0.saturating_sub(heard)))
+    }
+
+    /// When it was last heard by anybody, in this node's time.
+    pub(crate) fn heard_last(&self) -> Millis {
+        Millis(self.beat_at.load(Ordering::Relaxed))
+    }
+
+    /// How long it was not heard by anybody.
     pub(crate) fn silent_for(&self, now: Millis) -> Millis {
-        Millis(now.0.saturating_sub(self.beat_at.load(Ordering::Relaxed)))
+        Millis(now.0.saturating_sub(self.heard_last().0))
     }
 
     /// When it was last heard.
@@ -74,31 +195,35 @@ impl Session {
 
     /// What it is asked to do.
     pub(crate) fn state(&self) -> WorkerState {
-        self.asked.borrow().state
+        self.asked.borrow().state()
+    }
+
+    /// How it ended, if it did.
+    pub(crate) fn over(&self) -> Option<Over> {
+        self.asked.borrow().over
     }
 
     /// Whether it has ended.
     pub(crate) fn is_over(&self) -> bool {
-        self.asked.borrow().over.is_some()
+        self.over().is_some()
     }
 
     /// Whether it may have more tasks.
     pub(crate) fn may_claim(&self) -> bool {
         let asked = *self.asked.borrow();
-        asked.over.is_none() && asked.state == WorkerState::Running
+        asked.over.is_none() && asked.wish == Wish::Run
     }
 
-    /// Asks it to drain or to stop. A worker that was asked to stop is not asked to drain.
-    pub(crate) fn ask(&self, state: WorkerState) {
+    /// Asks it to drain or to stop. A worker that was asked to stop is not asked to drain. Whether that is
+    /// news.
+    pub(crate) fn ask(&self, wish: Wish) -> bool {
         self.asked.send_if_modified(|asked| {
-            let news = asked.over.is_none()
-                && asked.state != state
-                && !(asked.state == WorkerState::Stopping && state == WorkerState::Draining);
-            if news {
-                asked.state = state;
+            let is_news = asked.over.is_none() && asked.wish < wish;
+            if is_news {
+                asked.wish = wish;
             }
-            news
-        });
+            is_news
+        })
     }
 
     /// Tells its streams that a claim of it is to be cancelled.
@@ -106,33 +231,51 @@ impl Session {
         self.asked.send_modify(|asked| asked.cancels += 1);
     }
 
-    /// Ends it. Whether it had not ended before.
-    pub(crate) fn end(&self, reason: FreedReason) -> bool {
+    /// Ends it. Whether it had not ended before; one that had may get a more deliberate end.
+    pub(crate) fn end(&self, reason: FreedReason, freed: u64, now: Millis) -> bool {
+        let mut is_first = false;
         self.asked.send_if_modified(|asked| {
-            let news = asked.over.is_none();
-            if news {
-                asked.over = Some(reason);
-                if matches!(reason, FreedReason::Silent | FreedReason::Closed) {
-                    asked.state = WorkerState::Lost;
-                }
-            }
-            news
-        })
+            let before = asked.awaited();
+            is_first = asked.over.is_none();
+            merge_over(&mut asked.over, Over { reason, at: now, freed });
+            before != asked.awaited()
+        });
+        is_first
     }
 
-    /// Takes the place of the stream before. The number of the new one.
-    pub(crate) fn next_stream(&self) -> u64 {
-        let mut number = 0;
+    /// Takes the place of the stream before, wherever that is. The edition of the new one.
+    pub(crate) fn next_stream(&self, node: NodeId) -> Edition {
+        let mut stream = Edition::default();
         self.asked.send_modify(|asked| {
-            asked.stream += 1;
-            number = asked.stream;
+            asked.stream = asked.stream.next(node);
+            stream = asked.stream;
         });
-        number
+        stream
     }
 
     /// Whether `stream` still counts.
-    pub(crate) fn is_stream(&self, stream: u64) -> bool {
+    pub(crate) fn is_stream(&self, stream: Edition) -> bool {
         self.asked.borrow().stream == stream
+    }
+
+    /// Notes that `stream` broke. Whether that is news: it counted, and the session is not over.
+    pub(crate) fn close(&self, stream: Edition, now: Millis) -> bool {
+        let mut is_news = false;
+        self.asked.send_if_modified(|asked| {
+            is_news = asked.over.is_none() && asked.stream == stream;
+            if is_news {
+                asked.closed = Some(Closed { stream, at: now });
+            }
+            false
+        });
+        is_news
+    }
+
+    /// How long ago its stream broke, unless a newer one took its place.
+    pub(crate) fn closed_for(&self, now: Millis) -> Option<Millis> {
+        let asked = *self.asked.borrow();
+        let closed = asked.closed.filter(|closed| closed.stream == asked.stream)?;
+        Some(Millis(now.0.saturating_sub(closed.at.0)))
     }
 
     /// Told of every change.
@@ -145,7 +288,7 @@ impl Session {
         let Some(session) = session else { return std::future::pending().await };
         let mut asked = session.subscribe();
         // The sender lives as long as the session, which is borrowed here.
-        let _ = asked.wait_for(|asked| asked.over.is_some() || asked.state != WorkerState::Running).await;
+        let _ = asked.wait_for(|asked| asked.over.is_some() || asked.wish != Wish::Run).await;
     }
 
     /// Returns when it has ended.
@@ -154,20 +297,139 @@ impl Session {
         let _ = self.subscribe().wait_for(|asked| asked.over.is_some()).await;
     }
 
+    /// All that is known of it, for another node.
+    pub(crate) fn news(&self, with_facts: bool, now: Millis) -> SessionNews {
+        let age = |at: Millis| Millis(now.0.saturating_sub(at.0));
+        let asked = *self.asked.borrow();
+        let known = self.facts.read();
+        SessionNews {
+            session: self.id,
+            worker: self.name.clone(),
+            age: self.silent_for(now),
+            facts_edition: known.0,
+            facts: (with_facts && known.0 != Edition::default()).then(|| facts_for_others(&known.1)),
+            wish: asked.wish,
+            stream: asked.stream,
+            closed: asked.closed.map(|closed| gossip::Closed { stream: closed.stream, age: age(closed.at) }),
+            over: asked.over.map(|over| gossip::Over {
+                reason: over.reason,
+                age: age(over.at),
+                freed: over.freed,
+            }),
+        }
+    }
+
+    /// Learns what another node says of it.
+    pub(crate) fn merge(&self, news: &SessionNews, now: Millis, wall: WallTime) -> Merged {
+        self.heard_there(news.age, now, wall);
+        let lacks_facts = self.merge_facts(news);
+        let mut merged =
+            Merged { lacks_facts, knows_more: self.facts.read().0 > news.facts_edition, ..Merged::default() };
+        let then = |age: Millis| Millis(now.0.saturating_sub(age.0));
+        self.asked.send_if_modified(|asked| {
+            let before = *asked;
+            asked.wish = asked.wish.max(news.wish);
+            asked.stream = asked.stream.max(news.stream);
+            if let Some(closed) = news.closed {
+                asked.stream = asked.stream.max(closed.stream);
+                if asked.closed.is_none_or(|known| known.stream < closed.stream) {
+                    asked.closed = Some(Closed { stream: closed.stream, at: then(closed.age) });
+                }
+            }
+            if let Some(over) = news.over {
+                let over = Over { reason: over.reason, at: then(over.age), freed: over.freed };
+                merge_over(&mut asked.over, over);
+            }
+            merged.ended = before.over.is_none() && asked.over.is_some();
+            merged.is_alarm = merged.ended || before.closed != asked.closed;
+            merged.knows_more |= asked.wish > news.wish
+                || asked.stream > news.stream
+                || asked.closed.map(|closed| closed.stream) != news.closed.map(|closed| closed.stream)
+                || asked.over.map(|over| rank(over.reason)) != news.over.map(|over| rank(over.reason));
+            before.awaited() != asked.awaited()
+        });
+        merged
+    }
+
+    /// Whether the teller has newer facts and did not tell them.
+    fn merge_facts(&self, news: &SessionNews) -> bool {
+        if self.facts.read().0 >= news.facts_edition {
+            return false;
+        }
+        let Some(facts) = &news.facts else { return true };
+        let mut known = self.facts.write();
+        if known.0 < news.facts_edition {
+            *known = (news.facts_edition, facts_from_others(self.name.clone(), facts));
+        }
+        false
+    }
+
     /// Notes which of its claims a beat did not list. Those to be given back: the beat before did not
     /// list them either.
     pub(crate) fn unlisted(&self, missing: Vec<(TaskId, Fence)>, now: Millis) -> Vec<(TaskId, Fence)> {
-        let mut unlisted = self.unlisted.lock();
-        let before = std::mem::take(&mut *unlisted);
-        let mut lost = Vec::new();
-        for claim in missing {
-            match before.get(&claim) {
-                Some(since) if now.0.saturating_sub(since.0) >= UNLISTED_FOR.0 => lost.push(claim),
-                Some(since) => drop(unlisted.insert(claim, *since)),
-                None => drop(unlisted.insert(claim, now)),
-            }
+        twice(&mut self.unlisted.lock(), missing, UNLISTED_FOR, now)
+    }
+
+    /// Notes which claims a beat listed that our copy does not have. Those that it does not get any more.
+    pub(crate) fn absent(&self, absent: Vec<(TaskId, Fence)>, now: Millis) -> Vec<(TaskId, Fence)> {
+        twice(&mut self.absent.lock(), absent, ABSENT_FOR, now)
+    }
+}
+
+/// Notes what was seen `now`. What was seen at each time since, at least for `long`, which is noted no more.
+fn twice(
+    noted: &mut HashMap<(TaskId, Fence), Millis>,
+    seen: Vec<(TaskId, Fence)>,
+    long: Millis,
+    now: Millis,
+) -> Vec<(TaskId, Fence)> {
+    let before = std::mem::take(noted);
+    let mut sure = Vec::new();
+    for claim in seen {
+        match before.get(&claim) {
+            Some(since) if now.0.saturating_sub(since.0) >= long.0 => sure.push(claim),
+            Some(since) => drop(noted.insert(claim, *since)),
+            None => drop(noted.insert(claim, now)),
         }
-        lost
+    }
+    sure
+}
+
+fn merge_over(known: &mut Option<Over>, told: Over) {
+    match known {
+        None => *known = Some(told),
+        Some(known) => {
+            if rank(told.reason) > rank(known.reason) {
+                known.reason = told.reason;
+            }
+            known.freed = known.freed.max(told.freed);
+        }
+    }
+}
+
+fn facts_for_others(facts: &WorkerFacts) -> Facts {
+    Facts {
+        host: facts.host.clone(),
+        pid: facts.pid,
+        slots: facts.slots,
+        queues: facts.queues.clone(),
+        labels: facts.labels.clone(),
+        version: facts.version.clone(),
+        beat: facts.beat,
+    }
+}
+
+fn facts_from_others(name: WorkerName, facts: &Facts) -> WorkerFacts {
+    WorkerFacts {
+        name,
+        host: facts.host.clone(),
+        pid: facts.pid,
+        slots: facts.slots,
+        queues: facts.queues.clone(),
+        labels: facts.labels.clone(),
+        version: facts.version.clone(),
+        beat: facts.beat,
+        session: None,
     }
 }
 
@@ -196,19 +458,80 @@ mod tests {
     }
 
     #[test]
-    fn a_session_ends_once() {
+    fn a_session_ends_once_and_a_person_has_the_last_word() {
         let session = session();
-        assert!(session.end(FreedReason::Silent));
-        assert!(!session.end(FreedReason::Drained));
+        assert!(session.end(FreedReason::Silent, 2, Millis(1)));
+        assert!(!session.end(FreedReason::Closed, 0, Millis(2)));
         assert_eq!(session.state(), WorkerState::Lost);
         assert!(!session.may_claim());
+        assert!(!session.end(FreedReason::PutBack, 0, Millis(3)));
+        let over = Over { reason: FreedReason::PutBack, at: Millis(1), freed: 2 };
+        assert_eq!(session.over(), Some(over), "removed from the list of the lost");
     }
 
     #[test]
     fn who_shall_stop_is_not_asked_to_drain() {
         let session = session();
-        session.ask(WorkerState::Stopping);
-        session.ask(WorkerState::Draining);
+        assert!(session.ask(Wish::Stop));
+        assert!(!session.ask(Wish::Drain));
         assert_eq!(session.state(), WorkerState::Stopping);
+    }
+
+    #[test]
+    fn a_stream_at_another_node_takes_the_place_of_the_one_here() {
+        let (here, there) = (session(), session());
+        let first = here.next_stream(NodeId(1));
+        there.merge(&here.news(true, Millis(5)), Millis(5), WallTime::from_millis(5));
+        let second = there.next_stream(NodeId(2));
+        here.merge(&there.news(true, Millis(6)), Millis(6), WallTime::from_millis(6));
+        assert!(!here.is_stream(first));
+        assert!(!here.close(first, Millis(7)), "the old holder's end ends nothing");
+        assert!(there.close(second, Millis(7)));
+        let merged = here.merge(&there.news(true, Millis(9)), Millis(9), WallTime::from_millis(9));
+        assert!(merged.is_alarm && !merged.ended);
+        assert_eq!(here.closed_for(Millis(9)), Some(Millis(2)));
+    }
+
+    #[test]
+    fn a_stream_that_broke_late_does_not_close_a_session_that_was_opened_anew() {
+        let session = session();
+        let newer = Edition { number: 2, node: 2 };
+        let opened = SessionNews { stream: newer, ..session.news(true, Millis(1)) };
+        let first = Edition { number: 1, node: 1 };
+        let closed = gossip::Closed { stream: first, age: Millis(0) };
+        let broken = SessionNews { stream: first, closed: Some(closed), ..session.news(true, Millis(1)) };
+        for news in [opened, broken] {
+            session.merge(&news, Millis(2), WallTime::from_millis(2));
+        }
+        assert_eq!(session.closed_for(Millis(2)), None);
+    }
+
+    #[test]
+    fn a_beat_heard_elsewhere_counts_by_its_age() {
+        let session = session();
+        session.heard_there(Millis(300), Millis(5_000), WallTime::from_millis(9_000));
+        assert_eq!(session.silent_for(Millis(5_000)), Millis(300));
+        assert_eq!(session.last_beat(), WallTime::from_millis(8_700));
+        session.heard_there(Millis(900), Millis(5_000), WallTime::from_millis(9_000));
+        assert_eq!(session.silent_for(Millis(5_000)), Millis(300), "older news change nothing");
+        assert_eq!(session.last_beat(), WallTime::from_millis(8_700));
+        assert_eq!(session.heard_here_since(Millis(0), Millis(5_000)), None);
+        session.heard(Millis(6_000), WallTime::from_millis(10_000));
+        assert_eq!(session.heard_here_since(Millis(6_000), Millis(6_100)), Some(Millis(100)));
+        assert_eq!(session.heard_here_since(Millis(6_001), Millis(6_100)), None);
+    }
+
+    #[test]
+    fn news_without_facts_show_who_knows_more() {
+        let (here, there) = (session(), session());
+        there.set_facts(WorkerFacts { slots: 8, ..here.facts() }, NodeId(2));
+        let (now, wall) = (Millis(1), WallTime::from_millis(1));
+        let told = here.merge(&there.news(false, now), now, wall);
+        assert!(told.lacks_facts && !told.knows_more);
+        let told = there.merge(&here.news(false, now), now, wall);
+        assert!(told.knows_more && !told.lacks_facts);
+        here.merge(&there.news(true, now), now, wall);
+        assert_eq!(here.slots(), 8);
+        assert_eq!(there.merge(&here.news(false, now), now, wall), Merged::default());
     }
 }

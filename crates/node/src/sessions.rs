@@ -1,13 +1,12 @@
-//! Sessions: beats outside the log, and what follows when they stop.
+//! Sessions: beats outside the log, at whichever node the worker speaks to.
 //!
-//! The node that hears a worker owns its session. It never writes a beat to a log; it proposes the end
-//! of a session to the shards that hold claims of it: in order (drained), because its held stream broke
-//! (closed), because it fell silent, or because a person removed it (put back). Once a second it asks the
-//! shards whether they hold claims of a session that does not live, and ends those too.
+//! No node owns a session. Each keeps all of them (`registry.rs`), tells the others what it hears
+//! (`session_news.rs`), and ends those that are lost in the shards that it leads (`freeing.rs`). Here is what a
+//! worker asks for: to be taken in, to be heard, to be held, to leave. A beat is never written to a log.
 //!
-//! A session is marked as over before its end is proposed. A claim under way checks that mark after its
-//! commit, so either the end comes after the claim in the log and frees it, or the claim gives itself
-//! back (`waiting.rs`). Next: `workers.rs`, what people see and do.
+//! A session that somebody ends is marked as over before its end is proposed. A claim under way checks that mark
+//! after its commit, so either the end comes after the claim in the log and frees it, or the claim gives itself
+//! back (`waiting.rs`), or a leader finds it soon after. Next: `workers.rs`, what people see and do.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,36 +18,39 @@ use model::{
 };
 use state_machine::view::SessionClaim;
 use tokio::sync::watch;
+use wire::gossip::Edition;
 
 use crate::call::{Answer, BeatAnswer, WorkerFacts, WorkerState};
 use crate::error::Error;
 use crate::events::NodeEvent;
 use crate::inner::{Inner, Node};
-use crate::session::{Asked, Session};
+use crate::session::{Asked, Session, is_loss};
 use crate::taken::{Carried, Return};
+use crate::{freeing, session_news};
 
-/// How often silence is looked for. With 2.5 s of silence and a commit, well within 3 s.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// When a look comes this late, it was the node that was silent.
-const STOOD_STILL: Millis = Millis(1_000);
-/// Between two tries to end a session in a shard without a leader.
-const BACKOFF: Duration = Duration::from_millis(100);
-/// How often the shards are asked for claims of sessions that are over.
-const SWEEP_EVERY: Millis = Millis(1_000);
+/// How long a broken stream may be replaced by another, here or elsewhere, before the session counts as
+/// closed: the new one may have been opened before the old one was seen to end.
+const REOPEN: Duration = Duration::from_millis(200);
 
 impl Node {
     /// Takes a worker in, or goes on with the session that it names.
     pub async fn register(&self, facts: WorkerFacts) -> Result<(SessionId, WorkerState), Error> {
         let inner = &self.inner;
         if let Some(id) = facts.session
-            && let Some(session) = inner.resume(&facts.name, id)?
+            && let Some(session) = inner.find_session(&facts.name, id).await?
         {
             session.heard(inner.now(), inner.clock.wall());
-            *session.facts.write() = facts;
+            session.set_facts(facts, inner.node);
+            inner.sessions.changed.add(session.id, true);
             return Ok((session.id, session.state()));
         }
+        let before = inner.sessions.all_of(&facts.name);
         let id = SessionId(rand::random());
-        if let (_, Some(before)) = inner.add_session(id, facts)? {
+        let session = inner.add_session(id, facts.name.clone(), limits::SESSIONS_MAX)?;
+        session.heard(inner.now(), inner.clock.wall());
+        session.set_facts(facts, inner.node);
+        inner.sessions.changed.add(id, true);
+        for before in before.into_iter().filter(|before| !before.is_over()) {
             // The worker has started anew: its life before is over, and not in order.
             inner.end_session_later(before, FreedReason::Closed);
         }
@@ -70,10 +72,9 @@ impl Node {
                 limits::BEAT_CLAIMS_MAX
             )));
         }
-        let session = inner.session(worker, session)?;
+        let session = inner.session(worker, session).await?;
         let now = inner.now();
         session.heard(now, inner.clock.wall());
-        inner.sessions.heard(&session);
         let held = inner.claims_of(session.id);
         let listed: HashSet<(TaskId, Fence)> = running.into_iter().collect();
         let missing = held.iter().map(|claim| (claim.task, claim.fence));
@@ -82,24 +83,25 @@ impl Node {
             tracing::info!(%worker, %task, %fence, "claim given back: its worker does not know of it");
             let _ = inner.returns.send(Return { task, fence });
         }
-        Ok(BeatAnswer { state: session.state(), cancel: inner.to_cancel(&held, &listed) })
+        Ok(BeatAnswer { state: session.state(), cancel: inner.to_cancel(&session, &held, &listed, now) })
     }
 
     /// Holds a session's stream. When what this returns is dropped, the session ends as closed, unless
-    /// a later stream took its place or the node stops.
+    /// a later stream took its place, at whichever node, or this node stops.
     pub async fn hold_session(
         &self,
         worker: &WorkerName,
         session: SessionId,
     ) -> Result<SessionStream, Error> {
         let inner = &self.inner;
-        let session = inner.session(worker, session)?;
+        let session = inner.session(worker, session).await?;
         session.heard(inner.now(), inner.clock.wall());
-        let number = session.next_stream();
+        let edition = session.next_stream(inner.node);
+        inner.sessions.changed.add(session.id, false);
         let mut asked = session.subscribe();
         // The state as it is now is news to a new stream.
         asked.mark_changed();
-        Ok(SessionStream { inner: inner.clone(), session, number, asked })
+        Ok(SessionStream { inner: inner.clone(), session, edition, asked })
     }
 
     /// Ends a worker's session in order: its claims wait again, and no attempt is used up. How many there
@@ -113,7 +115,7 @@ impl Node {
 pub struct SessionStream {
     inner: Arc<Inner>,
     session: Arc<Session>,
-    number: u64,
+    edition: Edition,
     asked: watch::Receiver<Asked>,
 }
 
@@ -125,13 +127,13 @@ impl SessionStream {
             () = self.inner.stopping.cancelled() => return None,
         }
         let asked = *self.asked.borrow_and_update();
-        if asked.over.is_some() || asked.stream != self.number {
+        if asked.over.is_some() || asked.stream != self.edition {
             return None;
         }
         let held = self.inner.claims_of(self.session.id);
         let cancel = held.iter().filter(|claim| claim.cancel_requested);
         Some(BeatAnswer {
-            state: asked.state,
+            state: asked.state(),
             cancel: cancel.map(|claim| (claim.task, claim.fence)).collect(),
         })
     }
@@ -141,18 +143,43 @@ impl Drop for SessionStream {
     fn drop(&mut self) {
         if self.inner.stopping.is_cancelled()
             || self.session.is_over()
-            || !self.session.is_stream(self.number)
+            || !self.session.is_stream(self.edition)
         {
             return;
         }
-        self.inner.end_session_later(self.session.clone(), FreedReason::Closed);
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let (inner, session, edition) = (self.inner.clone(), self.session.clone(), self.edition);
+        runtime.spawn(self.inner.tasks.track_future(async move {
+            tokio::select! {
+                () = tokio::time::sleep(REOPEN) => {}
+                () = inner.stopping.cancelled() => return,
+            }
+            if session.close(edition, inner.now()) {
+                // Whoever leads a shard with claims of it decides, this node like any other.
+                inner.sessions.changed.add(session.id, false);
+                inner.sessions.alarms.add(session.id, false);
+            }
+        }));
     }
 }
 
 impl Inner {
-    /// The live session of a worker, or the one that a shard still knows.
-    fn session(self: &Arc<Inner>, worker: &WorkerName, id: SessionId) -> Result<Arc<Session>, Error> {
-        self.resume(worker, id)?.ok_or_else(|| Error::UnknownWorker { worker: worker.clone() })
+    /// The live session of a worker.
+    async fn session(self: &Arc<Inner>, worker: &WorkerName, id: SessionId) -> Result<Arc<Session>, Error> {
+        let found = self.find_session(worker, id).await?;
+        found.ok_or_else(|| Error::UnknownWorker { worker: worker.clone() })
+    }
+
+    /// The live session of a call, which must be that worker's.
+    pub(crate) async fn live_session(
+        self: &Arc<Inner>,
+        worker: &WorkerName,
+        session: Option<SessionId>,
+    ) -> Result<Option<Arc<Session>>, Error> {
+        match session {
+            None => Ok(None),
+            Some(id) => self.session(worker, id).await.map(Some),
+        }
     }
 
     /// A worker's last session.
@@ -160,53 +187,61 @@ impl Inner {
         self.sessions.last_of(worker).ok_or_else(|| Error::UnknownWorker { worker: worker.clone() })
     }
 
-    /// Goes on with a session: one that lives here, or one whose claims a shard still has.
-    fn resume(self: &Arc<Inner>, worker: &WorkerName, id: SessionId) -> Result<Option<Arc<Session>>, Error> {
+    /// A worker's live session: one that is known here, or to another node, or to a shard that has claims of
+    /// it. Only one that is not known here costs a question.
+    async fn find_session(
+        self: &Arc<Inner>,
+        worker: &WorkerName,
+        id: SessionId,
+    ) -> Result<Option<Arc<Session>>, Error> {
         if let Some(session) = self.sessions.of(worker, id) {
             return Ok(Some(session));
         }
-        if self.sessions.has_ended(id) {
+        if self.sessions.known(id).is_some() {
+            // Over, or another worker's.
             return Ok(None);
         }
-        let known = |shard| {
-            self.groups.look(shard, |state| {
-                !state.session_claims(id).is_empty()
-                    && state.sessions().iter().any(|(session, name)| *session == id && name == worker)
-            })
-        };
-        if !self.groups.all().any(known) {
-            return Ok(None);
+        let is_answered = self.ask_all(&[id], || self.sessions.known(id).is_some()).await;
+        if self.sessions.known(id).is_some() {
+            return Ok(self.sessions.of(worker, id));
         }
-        // Another live session of this worker stays: which of them is silent will show.
-        self.add_session(id, WorkerFacts::named(worker.clone())).map(|(session, _)| Some(session))
+        if self.is_known_to_shards(worker, id) {
+            // Another live session of this worker stays: which of them is silent will show.
+            let session = self.add_session(id, worker.clone(), limits::SESSIONS_TOLD_MAX)?;
+            return Ok((!session.is_over()).then_some(session));
+        }
+        if !is_answered && self.has_other_nodes() {
+            // Nobody whom we reach has said no: a worker that is sent away loses what it holds.
+            return Err(Error::Unavailable);
+        }
+        Ok(None)
     }
 
-    /// Adds a session. It, and the live one of the same worker that it takes the place of.
-    fn add_session(
+    fn is_known_to_shards(&self, worker: &WorkerName, id: SessionId) -> bool {
+        let known = |shard| {
+            let from = self.groups.look(shard, |state| state.sessions_from(id, 1));
+            from.first().is_some_and(|(session, name)| *session == id && name == worker)
+        };
+        self.groups.all().any(known)
+    }
+
+    fn has_other_nodes(&self) -> bool {
+        self.groups.catalog.read_stale(|catalog| catalog.nodes().any(|(node, _)| node != self.node))
+    }
+
+    /// Adds a session of which nothing is known but whose it is, if there are fewer than `max`.
+    pub(crate) fn add_session(
         &self,
         id: SessionId,
-        facts: WorkerFacts,
-    ) -> Result<(Arc<Session>, Option<Arc<Session>>), Error> {
-        let session = Arc::new(Session::new(id, facts, self.now(), self.clock.wall()));
-        let before = self.sessions.add(session.clone())?;
+        worker: WorkerName,
+        max: usize,
+    ) -> Result<Arc<Session>, Error> {
+        let facts = WorkerFacts::named(worker.clone());
+        let session = self.sessions.add(Session::new(id, facts, self.now(), self.clock.wall()), max)?;
         let mut event = NodeEvent::new(self.clock.wall(), "worker_registered");
-        event.worker = Some(session.name.clone());
+        event.worker = Some(worker);
         self.events.publish([event]);
-        Ok((session, before))
-    }
-
-    /// Finds the sessions that the shards know after a restart; their workers have 2.5 s to be heard.
-    /// Of two sessions of one worker, one was about to be ended: its silence says which.
-    pub(crate) fn adopt_sessions(&self) {
-        for shard in self.groups.all() {
-            for (id, worker) in self.groups.look(shard, |state| state.sessions()) {
-                if self.sessions.by_id(id).is_none()
-                    && let Err(error) = self.add_session(id, WorkerFacts::named(worker.clone()))
-                {
-                    tracing::warn!(%worker, %error, "session not taken up: its claims are freed as if it were silent");
-                }
-            }
-        }
+        Ok(session)
     }
 
     /// What a session holds, over all shards.
@@ -216,178 +251,163 @@ impl Inner {
     }
 
     /// Which of its tasks a worker shall stop: those to be cancelled, and those that it lost.
-    fn to_cancel(&self, held: &[SessionClaim], listed: &HashSet<(TaskId, Fence)>) -> Vec<(TaskId, Fence)> {
+    fn to_cancel(
+        &self,
+        session: &Session,
+        held: &[SessionClaim],
+        listed: &HashSet<(TaskId, Fence)>,
+        now: Millis,
+    ) -> Vec<(TaskId, Fence)> {
         let asked = held.iter().filter(|claim| claim.cancel_requested);
         let mut cancel: Vec<(TaskId, Fence)> = asked.map(|claim| (claim.task, claim.fence)).collect();
         let held: HashSet<(TaskId, Fence)> = held.iter().map(|claim| (claim.task, claim.fence)).collect();
+        let mut absent = Vec::new();
         for &(task, fence) in listed.difference(&held) {
-            if self.is_lost(task, fence) {
-                cancel.push((task, fence));
+            match self.fate(task, fence) {
+                Fate::Lost => cancel.push((task, fence)),
+                Fate::Absent => absent.push((task, fence)),
+                Fate::Fine => {}
             }
         }
+        cancel.extend(session.absent(absent, now));
         cancel.sort_unstable();
         cancel
     }
 
-    /// Whether a claim is over in a way that its worker cannot know of. One that the worker ended
-    /// itself is not lost: its beat crossed the answer.
-    fn is_lost(&self, task: TaskId, fence: Fence) -> bool {
+    /// What became of a claim that its session does not hold any more.
+    fn fate(&self, task: TaskId, fence: Fence) -> Fate {
         if self.groups.known(task).is_err() {
-            return true;
+            return Fate::Lost;
         }
+        // A copy that lags does not have what was claimed a moment ago; the only copy has all.
+        let not_here = if self.has_other_nodes() { Fate::Absent } else { Fate::Lost };
         match self.groups.look(task.shard(), |state| state.task(task)) {
-            None => true,
-            Some(view) if view.fence != fence => true,
+            None => not_here,
+            Some(view) if view.fence < fence => not_here,
+            Some(view) if view.fence > fence => Fate::Lost,
             Some(view) => match view.state {
-                StateKind::Claimed => view.claim.is_some_and(|claim| claim.cancel_requested),
-                StateKind::Done | StateKind::Dead | StateKind::Failed | StateKind::Retrying => false,
-                _ => true,
+                StateKind::Claimed if view.claim.is_some_and(|claim| claim.cancel_requested) => Fate::Lost,
+                // The worker ended it itself: its beat crossed the answer.
+                StateKind::Claimed
+                | StateKind::Done
+                | StateKind::Dead
+                | StateKind::Failed
+                | StateKind::Retrying => Fate::Fine,
+                _ => Fate::Lost,
             },
         }
     }
 
-    /// Ends a worker's last session and lists the worker no more, also when the caller goes away.
+    /// Ends a worker's sessions and lists the worker no more, also when the caller goes away. An error when
+    /// some claims are not freed yet: the leaders of their shards will.
     pub(crate) async fn part_with(
         self: &Arc<Inner>,
         worker: &WorkerName,
         reason: FreedReason,
     ) -> Result<Answer<u64>, Error> {
-        let session = self.worker_session(worker)?;
+        let sessions = self.sessions.all_of(worker);
+        if sessions.is_empty() {
+            return Err(Error::UnknownWorker { worker: worker.clone() });
+        }
         let inner = self.clone();
         let ended = Carried::new(async move {
-            let ended = inner.end_session(&session, reason).await;
-            inner.sessions.forget(&session);
-            ended
+            let ends = sessions.iter().map(|session| inner.end_session(session, reason));
+            futures::future::join_all(ends).await
         });
-        Ok(ended.await)
+        let mut answer = Answer { value: 0, indexes: Vec::new() };
+        for ended in ended.await {
+            let ended = ended?;
+            answer.value += ended.value;
+            answer.indexes.extend(ended.indexes);
+        }
+        Ok(answer)
     }
 
     /// The same as [`Inner::end_session`], by itself.
-    pub(crate) fn end_session_later(self: &Arc<Inner>, session: Arc<Session>, reason: FreedReason) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    fn end_session_later(self: &Arc<Inner>, session: Arc<Session>, reason: FreedReason) {
         let inner = self.clone();
-        runtime.spawn(self.tasks.track_future(async move {
-            inner.end_session(&session, reason).await;
-        }));
+        self.tasks.spawn(async move {
+            if let Err(error) = inner.end_session(&session, reason).await {
+                tracing::debug!(worker = %session.name, %error, "claims not freed yet");
+            }
+        });
     }
 
-    /// Ends a session and frees its claims in all shards. How many there were.
-    pub(crate) async fn end_session(
+    /// Ends a session because somebody wants it, and frees its claims in all shards. How many there were.
+    /// What this node does not get done, the leaders do: all nodes are told.
+    async fn end_session(
         self: &Arc<Inner>,
         session: &Arc<Session>,
         reason: FreedReason,
-    ) -> Answer<u64> {
+    ) -> Result<Answer<u64>, Error> {
         let mut answer = Answer { value: 0, indexes: Vec::new() };
-        if !session.end(reason) {
-            return answer;
+        let is_first = self.sessions.begin_end(session, reason, self.now());
+        self.sessions.changed.add(session.id, false);
+        if !is_first {
+            self.sessions.end(session, reason, 0, self.now());
+            return Ok(answer);
         }
-        let silent_for = session.silent_for(self.now());
-        self.sessions.ended(session, reason, self.now());
         let holds =
-            |shard: &ShardId| !self.groups.look(*shard, |state| state.session_claims(session.id)).is_empty();
+            |shard: &ShardId| self.groups.look(*shard, |state| state.session_last(session.id)).is_some();
         let shards: Vec<ShardId> = self.groups.all().filter(holds).collect();
         let ends = shards.into_iter().map(|shard| async move {
             let end = Command::EndSession { worker: session.name.clone(), session: session.id, reason };
-            (shard, self.end_session_in(shard, end).await)
+            (shard, self.groups.propose_one(shard, end).await)
         });
+        let mut failed = None;
         for (shard, ended) in futures::future::join_all(ends).await {
-            if let Some((index, freed)) = ended {
-                answer.value += freed;
-                answer.indexes.push((shard, index));
+            match ended {
+                Ok((index, Reply::Count(freed))) => {
+                    answer.value += freed;
+                    answer.indexes.push((shard, index));
+                }
+                Ok(_) => unreachable!("the end of a session is answered by a count"),
+                Err(error) => failed = Some(error),
             }
         }
-        self.tell_end(session, reason, answer.value, silent_for);
-        answer
-    }
-
-    /// Ends a session in one shard, however long that takes. Where in the log, and how many were freed.
-    async fn end_session_in(&self, shard: ShardId, end: Command) -> Option<(u64, u64)> {
-        loop {
-            match self.groups.propose_one(shard, end.clone()).await {
-                Ok((index, Reply::Count(freed))) => return Some((index, freed)),
-                Ok(_) | Err(Error::Rejected(_)) => return None,
-                Err(_) if self.stopping.is_cancelled() => return None,
-                Err(_) => tokio::time::sleep(BACKOFF).await,
-            }
+        self.sessions.end(session, reason, answer.value, self.now());
+        if !is_loss(reason) {
+            let worker = &session.name;
+            tracing::info!(%worker, reason = reason.as_str(), tasks_freed = answer.value, "worker left");
         }
+        self.tell_end(session);
+        failed.map_or(Ok(answer), Err)
     }
 
-    /// Frees the claims of sessions that a shard knows and that do not live here. There should be none:
-    /// whatever was missed ends here, instead of with its deadline a day later.
-    async fn sweep(&self) {
-        let now = self.now();
-        for shard in self.groups.all() {
-            let known = self.groups.look(shard, |state| state.sessions());
-            let over = known.into_iter().filter_map(|(session, worker)| {
-                let reason = self.sessions.end_unless_live(session, &worker, now)?;
-                Some(Command::EndSession { worker, session, reason })
-            });
-            let ends: Vec<Command> = over.take(limits::ENTRY_COMMANDS_MAX).collect();
-            if ends.is_empty() {
-                continue;
-            }
-            let sessions = ends.len();
-            match self.groups.propose(shard, ends).await {
-                Ok(_) => tracing::info!(%shard, sessions, "claims of sessions that are over were freed"),
-                // The next sweep tries again.
-                Err(error) => tracing::debug!(%shard, sessions, %error, "claims not freed yet"),
-            }
-        }
-    }
-
-    fn tell_end(&self, session: &Session, reason: FreedReason, freed: u64, silent_for: Millis) {
-        let lost = matches!(reason, FreedReason::Silent | FreedReason::Closed);
-        let worker = &session.name;
-        if lost {
+    /// Tells people that a session is over. Every node has its events; one of them logs and counts the loss.
+    pub(crate) fn tell_end(&self, session: &Session) {
+        let Some(over) = session.over() else { return };
+        let (worker, reason, freed) = (&session.name, over.reason.as_str(), over.freed);
+        let (is_lost, silent_for) = (is_loss(over.reason), session.silent_for(self.now()));
+        let is_mine = self.leads(self.home(session.id)).is_some();
+        if is_lost && is_mine {
             self.counters.workers_lost.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
-                %worker, reason = reason.as_str(), tasks_freed = freed, since_last_beat_ms = silent_for.0,
+                %worker, reason, tasks_freed = freed, since_last_beat_ms = silent_for.0,
                 "worker lost"
             );
-        } else {
-            tracing::info!(%worker, reason = reason.as_str(), tasks_freed = freed, "worker left");
         }
-        let mut event = NodeEvent::new(self.clock.wall(), if lost { "worker_lost" } else { "worker_left" });
+        let mut event =
+            NodeEvent::new(self.clock.wall(), if is_lost { "worker_lost" } else { "worker_left" });
         event.worker = Some(worker.clone());
-        event.reason = Some(reason.as_str());
+        event.reason = Some(reason);
         event.freed = Some(freed);
         event.since_last_beat = Some(silent_for);
         self.events.publish([event]);
     }
 }
 
-/// Looks for silent workers until the node stops.
+/// What became of a claim that a worker lists and its session does not hold.
+enum Fate {
+    /// It is over in a way that the worker cannot know of.
+    Lost,
+    /// Our copy of the shard does not have it, yet or any more.
+    Absent,
+    /// Nothing that the worker does not know.
+    Fine,
+}
+
+/// Tells other nodes of sessions, and frees the claims of lost ones, until the node stops.
 pub(crate) async fn run(inner: Arc<Inner>) {
-    let mut ticks = tokio::time::interval(LOOK_EVERY);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut last = inner.now();
-    // After a start, workers have time to be heard first.
-    let mut swept = Millis(last.0 + limits::SILENCE.0);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = inner.stopping.cancelled() => return,
-        }
-        let now = inner.now();
-        let late = now.0.saturating_sub(last.0);
-        last = now;
-        if late >= STOOD_STILL.0 {
-            // Beats may wait unread: the count begins anew, as after a restart.
-            tracing::warn!(for_ms = late, "this node stood still: its workers get time to be heard");
-            inner.sessions.pick(|session| {
-                session.not_heard_before(now);
-                false
-            });
-            continue;
-        }
-        for session in inner.sessions.pick(|session| session.silent_for(now) >= limits::SILENCE) {
-            inner.end_session_later(session, FreedReason::Silent);
-        }
-        inner.sessions.prune(now);
-        if now.0.saturating_sub(swept.0) >= SWEEP_EVERY.0 {
-            swept = now;
-            // A shard that does not answer must not keep silence from being noticed.
-            let _ = tokio::time::timeout(LOOK_EVERY, inner.sweep()).await;
-        }
-    }
+    tokio::join!(session_news::run(inner.clone()), freeing::run(inner));
 }

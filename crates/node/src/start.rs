@@ -1,138 +1,131 @@
 //! Brings a node up from its data directory, and down again.
 //!
-//! Up: the lock, the log, the catalog, then the shards all at once; then what the catalog says of queues,
-//! the sessions that shards still know, and what runs by itself. Down: what runs by itself, then the
-//! groups, which finish and checkpoint, then the log.
+//! Up: the lock, the links, this node's place in a cluster (`life/begin.rs`), the log, all groups at once, and
+//! what runs by itself. Down: leaderships go to others, then what runs by itself ends, then the groups, which
+//! finish and checkpoint, then the links and the log.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use model::catalog::{CatalogCommand, CatalogReply, ClusterFacts};
-use model::{GroupId, Millis, NodeId, ShardId, limits};
+use model::catalog::NodeAddresses;
+use model::{NodeId, ShardId, limits};
 use parking_lot::Mutex;
-use replica::{Clock, Codec, Replica, ReplicaConfig};
-use state_machine::{Catalog, Shard};
-use storage::{
-    CHECKPOINT_DIR, CheckpointStore, DirLock, Disk, Executor, LOCK_FILE, LOG_DIR, Log, LogOptions,
-    RESERVE_FILE, Reserve, checkpoint_path,
-};
+use replica::Clock;
+use storage::{DirLock, Disk, Executor, LOCK_FILE};
 use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use wire::life::Standing;
 
 use crate::config::NodeConfig;
 use crate::error::Error;
 use crate::events::Events;
-use crate::groups::{self, Groups, told};
+use crate::groups::{Groups, told};
+use crate::handler::Front;
+use crate::held_clock::HeldClock;
 use crate::inner::{Inner, Node};
+use crate::life::begin;
+use crate::life::identity;
+use crate::life::open::{self, Opened, Opening};
+use crate::life::standing::Life;
+use crate::life::{keeper, members, spread};
 use crate::lines::Lines;
+use crate::link::{self, Links};
+use crate::member_peers::MemberPeers;
 use crate::room::Room;
+use crate::route::Route;
 use crate::stats::Counters;
+use crate::status::{self, Statuses};
 use crate::taken::Return;
 use crate::token::Mint;
-use crate::{elections, notices, outbox, rates, room, sessions, taken};
+use crate::{elections, follow, notices, outbox, queues, rates, room, sessions, taken};
 
-/// Pages of its checkpoint that a group keeps in memory.
-const CHECKPOINT_CACHE_BYTES: usize = 2 * 1024 * 1024;
-
-/// What every group is opened with.
-#[derive(Clone)]
-struct Opening {
-    node: NodeId,
-    disk: Arc<dyn Disk>,
-    log: Log,
-    clock: Arc<dyn Clock>,
-    executor: Arc<dyn Executor>,
-    envelope_cache_bytes: usize,
-    propose_timeout: Millis,
+/// How a node is reached by others, and reaches them. Ends after everything else.
+pub(crate) struct Outside {
+    links: Links,
+    front: Arc<Front>,
+    pub(crate) stopping: CancellationToken,
+    pub(crate) tasks: TaskTracker,
 }
 
-impl Opening {
-    async fn open<M: Codec>(self, group: GroupId, machine: M) -> Result<Replica<M>, Error> {
-        let store = CheckpointStore::open(self.disk, &checkpoint_path(group), CHECKPOINT_CACHE_BYTES)
-            .map_err(broken)?;
-        let mut config = ReplicaConfig::new(group, self.node);
-        config.envelope_cache_bytes = self.envelope_cache_bytes;
-        config.propose_timeout = self.propose_timeout;
-        let log = self.log.group(group);
-        let replica =
-            Replica::start(config, machine, log, store, self.clock, self.executor).await.map_err(told)?;
-        replica.ready().await.map_err(told)?;
-        Ok(replica)
+impl Outside {
+    fn open(config: &NodeConfig, life: &Arc<Life>, held: &Arc<HeldClock>) -> Outside {
+        let (stopping, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let front = Arc::new(Front::new(life.clone(), held.clone(), tasks.clone()));
+        let links = match &config.network {
+            None => Links::alone(),
+            Some(network) => {
+                let address = life.addresses.peer.clone();
+                let me = link::Identity { node: config.node, process: rand::random(), address };
+                let (stopping, tasks) = (stopping.clone(), tasks.clone());
+                let links = Links::start(network.clone(), me, front.clone(), held.clone(), stopping, tasks);
+                links.set_peers(config.peers.clone());
+                links
+            }
+        };
+        front.serves(&links);
+        Outside { links, front, stopping, tasks }
+    }
+
+    /// Ends all links, and what was asked through them.
+    async fn close(&self) {
+        self.stopping.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 }
 
 impl Node {
-    /// Starts a node on its data directory; an empty one becomes a new cluster.
+    /// Starts a node on its data directory. With an empty one it waits until it knows its place in a cluster,
+    /// old or new, and says in [`NodeConfig::progress`] what for. It may be dropped at any time.
     pub async fn start(
         config: NodeConfig,
         clock: Arc<dyn Clock>,
         executor: Arc<dyn Executor>,
     ) -> Result<Node, Error> {
-        if config.shards.is_some_and(|shards| ShardId::new(shards).is_none()) {
-            return Err(Error::Invalid(format!("a cluster has 1 to {} shards", limits::SHARDS_MAX)));
-        }
-        let disk = config.data.clone();
-        let lock = DirLock::acquire(&*disk, Path::new(LOCK_FILE)).map_err(broken)?;
-        let (log, reserve) = open_log(&config, &executor)?;
+        check(&config)?;
+        let held = Arc::new(HeldClock::new(clock));
+        held.set_nodes(&config.peers.keys().copied().collect());
+        let lock = DirLock::acquire(&*config.data, Path::new(LOCK_FILE)).map_err(broken)?;
+        let life = Arc::new(read_life(&config, &executor)?);
+        let outside = Outside::open(&config, &life, &held);
+        let ends_links = outside.stopping.clone().drop_guard();
         let opening = Opening {
-            node: config.node,
-            disk,
-            log: log.clone(),
-            clock: clock.clone(),
+            disk: config.data.clone(),
+            clock: held.clone(),
             executor: executor.clone(),
-            envelope_cache_bytes: 0,
-            propose_timeout: config.propose_timeout,
+            peers: Arc::new(MemberPeers(outside.links.clone())),
         };
-        let (catalog, cluster, shards) = match open_groups(opening, &config).await {
+        let opened = match open_groups(&opening, &config, &life, &outside).await {
             Ok(opened) => opened,
             Err(error) => {
-                // What was opened must not write any more when the lock is given back.
-                let _ = log.close();
+                outside.close().await;
                 return Err(error);
             }
         };
-        let (returns, returned) = mpsc::unbounded_channel();
-        let inner = Arc::new(Inner {
-            node: config.node,
-            auto_create: config.auto_create,
-            mint: Mint::new(cluster.token_key),
-            started: (clock.elapsed(), clock.wall()),
-            events: Events::new(clock.wall()),
-            clock,
-            outboxes: ShardId::all(cluster.shards).map(|_| Notify::new()).collect(),
-            cluster,
-            groups: Groups::new(catalog, shards),
-            ids: Default::default(),
-            // Each start begins elsewhere, so that short-lived nodes fill all shards alike.
-            turn: AtomicU64::new(u64::from(rand::random::<u16>())),
-            policies: Default::default(),
-            room: Room::new(config.memory_bytes_max, reserve),
-            lines: Lines::new(),
-            requests: Default::default(),
-            returns,
-            sessions: Default::default(),
-            ends: Default::default(),
-            counters: Counters::default(),
-            samples: Default::default(),
-            elections: Default::default(),
-            stopping: CancellationToken::new(),
-            tasks: TaskTracker::new(),
-            log,
-            lock: Mutex::new(Some(lock)),
-        });
-        inner.deliver_settings().await?;
-        inner.adopt_sessions();
-        inner.run(returned, executor);
-        let life = Arc::new(inner.stopping.clone().drop_guard());
-        Ok(Node { inner, _life: life })
+        let replicas = opened.replicas();
+        let founders = opened.place.founders.clone();
+        let (inner, returned) = inner(config, life, held, opened, outside, lock);
+        inner.outside.front.started(&inner);
+        inner.deliver_settings().await;
+        inner.run(returned, opening.disk, executor);
+        if inner.member.incarnation() == 0 {
+            for replica in replicas {
+                inner.tasks.spawn(open::make_group(inner.clone(), replica, founders.clone()));
+            }
+        }
+        let ends_tasks = inner.stopping.clone().drop_guard();
+        Ok(Node { inner, _life: Arc::new([ends_tasks, ends_links]) })
     }
 
-    /// Stops in order: waiting claims are answered, what was asked is finished, all is checkpointed.
+    /// Stops in order: leaderships are handed over, waiting claims answered, what was asked is finished, all is
+    /// checkpointed.
     pub async fn stop(&self) -> Result<(), Error> {
         let inner = &self.inner;
+        inner.is_going.store(true, Ordering::Relaxed);
+        inner.statuses.tell_soon();
+        inner.hand_all_over().await;
         inner.stopping.cancel();
         inner.events.close();
         inner.tasks.close();
@@ -140,15 +133,151 @@ impl Node {
         let stops = inner.groups.all().map(|shard| inner.groups.shard(shard).stop());
         let stopped = futures::future::join_all(stops).await;
         let catalog = inner.groups.catalog.stop().await;
+        inner.outside.close().await;
         inner.log.close().map_err(broken)?;
         inner.lock.lock().take();
         stopped.into_iter().chain([catalog]).try_for_each(|stopped| stopped.map_err(told))
     }
 }
 
+fn check(config: &NodeConfig) -> Result<(), Error> {
+    if config.shards.is_some_and(|shards| ShardId::new(shards).is_none()) {
+        return Err(Error::Invalid(format!("a cluster has 1 to {} shards", limits::SHARDS_MAX)));
+    }
+    let node = config.node;
+    let in_range = |node: &NodeId| (1..=limits::NODE_MAX).contains(&node.0);
+    if let Some(wrong) = config.peers.keys().chain([&node]).find(|node| !in_range(node)) {
+        return Err(Error::Invalid(format!(
+            "node {wrong}: nodes have numbers from 1 to {}",
+            limits::NODE_MAX
+        )));
+    }
+    if !config.peers.is_empty() && !config.peers.contains_key(&node) {
+        return Err(Error::Invalid(format!("--cluster does not name this node, {node}: add it to the list")));
+    }
+    if config.peers.len() > 1 && config.network.is_none() {
+        return Err(Error::Invalid("a cluster of several nodes needs a network".to_owned()));
+    }
+    Ok(())
+}
+
+/// What this node knows of its cluster, by its disk.
+fn read_life(config: &NodeConfig, executor: &Arc<dyn Executor>) -> Result<Life, Error> {
+    let disk = config.data.clone();
+    let standing = match identity::read(&*disk)? {
+        Some(identity) if identity.node != config.node => {
+            return Err(Error::Broken(format!(
+                "this data directory belongs to node {}, not to node {}: start with --node {}, or with another \
+                 directory",
+                identity.node, config.node, identity.node
+            )));
+        }
+        Some(identity) => identity.standing,
+        None => Standing::Empty,
+    };
+    let listed = match config.peers.is_empty() {
+        true => vec![config.node],
+        false => config.peers.keys().copied().collect(),
+    };
+    let listed_address = || config.peers.get(&config.node).cloned().unwrap_or_default();
+    let peer = Some(config.peer_address.clone()).filter(|address| !address.is_empty());
+    let addresses =
+        NodeAddresses { peer: peer.unwrap_or_else(listed_address), http: config.http_address.clone() };
+    Ok(Life::new(config.node, listed, addresses, disk, executor.clone(), standing))
+}
+
+/// Finds this node's place, opens its groups, and lets messages of other members in.
+async fn open_groups(
+    opening: &Opening,
+    config: &NodeConfig,
+    life: &Arc<Life>,
+    outside: &Outside,
+) -> Result<Opened, Error> {
+    let Outside { links, front, .. } = outside;
+    let is_old = life.standing() == Standing::Empty && open::has_old_data(&*opening.disk)?;
+    let opened = match is_old {
+        true => open::adopt(opening, config, life).await?,
+        false => {
+            let place = begin::find_place(life, links, config).await?;
+            open::open(opening, config, place).await?
+        }
+    };
+    front.opened(opened.replicas());
+    life.opened(opened.catalog.clone());
+    links.set_cluster(opened.place.facts.cluster_id);
+    if let Err(error) = open::begin_lone_groups(&opened).await {
+        // What was opened must not write any more when the lock is given back.
+        let _ = opened.log.close();
+        return Err(error);
+    }
+    Ok(opened)
+}
+
+fn inner(
+    config: NodeConfig,
+    life: Arc<Life>,
+    held: Arc<HeldClock>,
+    opened: Opened,
+    outside: Outside,
+    lock: DirLock,
+) -> (Arc<Inner>, mpsc::UnboundedReceiver<Return>) {
+    let replicas = opened.replicas();
+    let Opened { place, log, reserve, catalog, shards } = opened;
+    let (clock, cluster): (Arc<dyn Clock>, _) = (held.clone(), place.facts);
+    let (returns, returned) = mpsc::unbounded_channel();
+    let links = outside.links.clone();
+    let route = Route::new(config.node, links.clone(), config.propose_timeout.into());
+    let inner = Arc::new(Inner {
+        node: config.node,
+        member: place.member,
+        life,
+        listed: config.peers,
+        replicas,
+        auto_create: config.auto_create,
+        mint: Mint::new(cluster.token_key),
+        started: (clock.elapsed(), clock.wall()),
+        events: Events::new(clock.wall()),
+        clock,
+        held,
+        outboxes: ShardId::all(cluster.shards).map(|_| Notify::new()).collect(),
+        cluster,
+        groups: Groups::new(catalog, shards, route),
+        ids: Default::default(),
+        // Each start begins elsewhere, so that short-lived nodes fill all shards alike.
+        turn: AtomicU64::new(u64::from(rand::random::<u16>())),
+        policies: Default::default(),
+        room: Room::new(config.memory_bytes_max, reserve),
+        lines: Lines::new(),
+        mutes: Default::default(),
+        settings_due: Notify::new(),
+        links,
+        outside,
+        requests: Default::default(),
+        returns,
+        sessions: Default::default(),
+        ends: Default::default(),
+        counters: Counters::default(),
+        samples: Default::default(),
+        elections: Default::default(),
+        statuses: Statuses::new(),
+        is_removed: AtomicBool::new(false),
+        is_going: AtomicBool::new(false),
+        stopping: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+        log,
+        lock: Mutex::new(Some(lock)),
+    });
+    (inner, returned)
+}
+
 impl Inner {
     /// Starts what runs by itself.
-    fn run(self: &Arc<Inner>, returned: mpsc::UnboundedReceiver<Return>, executor: Arc<dyn Executor>) {
+    fn run(
+        self: &Arc<Inner>,
+        returned: mpsc::UnboundedReceiver<Return>,
+        disk: Arc<dyn Disk>,
+        executor: Arc<dyn Executor>,
+    ) {
         let tasks = &self.tasks;
         for shard in self.groups.all() {
             let replica = self.groups.shard(shard);
@@ -157,103 +286,22 @@ impl Inner {
             tasks.spawn(elections::run(self.clone(), replica.clone()));
         }
         tasks.spawn(elections::run(self.clone(), self.groups.catalog.clone()));
+        for replica in &self.replicas {
+            tasks.spawn(members::run(self.clone(), replica.clone()));
+        }
+        tasks.spawn(keeper::run(self.clone()));
+        tasks.spawn(spread::run(self.clone()));
+        tasks.spawn(follow::run(self.clone()));
+        tasks.spawn(follow::run_links(self.clone()));
         tasks.spawn(taken::run(self.clone(), returned));
         tasks.spawn(sessions::run(self.clone()));
         tasks.spawn(rates::run(self.clone()));
-        tasks.spawn(room::run(self.clone(), executor));
+        tasks.spawn(queues::run(self.clone()));
+        tasks.spawn(room::run(self.clone(), executor.clone()));
+        tasks.spawn(status::run(self.clone(), disk, executor));
     }
 }
 
 fn broken(error: storage::Error) -> Error {
     Error::Broken(error.to_string())
-}
-
-fn open_log(config: &NodeConfig, executor: &Arc<dyn Executor>) -> Result<(Log, Option<Arc<Reserve>>), Error> {
-    let disk = &config.data;
-    for dir in [LOG_DIR, CHECKPOINT_DIR] {
-        let made = disk.create_dir_all(Path::new(dir));
-        made.map_err(|error| Error::Broken(format!("cannot make directory {dir}: {error}")))?;
-    }
-    let reserve = match config.disk_reserve_bytes {
-        0 => None,
-        bytes => {
-            let reserve = Reserve::open(disk.clone(), Path::new(RESERVE_FILE), bytes).map_err(broken)?;
-            Some(Arc::new(reserve))
-        }
-    };
-    let options = LogOptions { reserve: reserve.clone(), ..config.log.clone() };
-    let (log, recovered) =
-        Log::open(disk.clone(), Path::new(LOG_DIR), options, executor.clone()).map_err(broken)?;
-    if let Some(torn) = recovered.torn {
-        tracing::warn!(
-            file = %torn.path.display(), offset = torn.offset,
-            "the log ended in an unfinished write, which was cut: nothing of it had been acknowledged"
-        );
-    }
-    Ok((log, reserve))
-}
-
-/// Opens the catalog, then the shards.
-async fn open_groups(
-    mut opening: Opening,
-    config: &NodeConfig,
-) -> Result<(Replica<Catalog>, ClusterFacts, Vec<Replica<Shard>>), Error> {
-    let catalog = opening.clone().open(GroupId::CATALOG, Catalog::new()).await?;
-    let opened = async {
-        let cluster = cluster(&catalog, config).await?;
-        opening.envelope_cache_bytes = (config.envelope_cache_bytes / u64::from(cluster.shards)) as usize;
-        let shards = open_shards(&opening, cluster.shards).await?;
-        Ok((cluster, shards))
-    };
-    match opened.await {
-        Ok((cluster, shards)) => Ok((catalog, cluster, shards)),
-        Err(error) => {
-            let _ = catalog.stop().await;
-            Err(error)
-        }
-    }
-}
-
-/// The facts of this cluster, made if there are none.
-async fn cluster(catalog: &Replica<Catalog>, config: &NodeConfig) -> Result<ClusterFacts, Error> {
-    let known = catalog.read(|catalog| catalog.cluster().cloned()).await.map_err(told)?;
-    let facts = match known {
-        Some(facts) => facts,
-        None => {
-            let facts = ClusterFacts {
-                cluster_id: rand::random(),
-                shards: config.shards.unwrap_or(limits::SHARDS_DEFAULT),
-                token_key: rand::random(),
-            };
-            match groups::propose_catalog(catalog, CatalogCommand::Init(facts)).await? {
-                CatalogReply::Cluster(facts) => facts,
-                CatalogReply::Version(_) => unreachable!("a new cluster is answered by its facts"),
-            }
-        }
-    };
-    match config.shards {
-        Some(shards) if shards != facts.shards => Err(Error::Broken(format!(
-            "this data has {} shards, not {shards}: the number is fixed when a cluster is made, \
-             so start with --shards {} or with another data directory",
-            facts.shards, facts.shards
-        ))),
-        _ => Ok(facts),
-    }
-}
-
-/// Opens all shards at once: each reads its checkpoint by itself.
-async fn open_shards(opening: &Opening, count: u16) -> Result<Vec<Replica<Shard>>, Error> {
-    let mut opened = JoinSet::new();
-    for shard in ShardId::all(count) {
-        let opening = opening.clone();
-        opened.spawn(async move { (shard, opening.open(shard.group(), Shard::new(shard, count)).await) });
-    }
-    let mut shards = Vec::with_capacity(usize::from(count));
-    while let Some(joined) = opened.join_next().await {
-        let (shard, replica) =
-            joined.map_err(|error| Error::Broken(format!("a shard did not open: {error}")))?;
-        shards.push((shard, replica?));
-    }
-    shards.sort_by_key(|(shard, _)| *shard);
-    Ok(shards.into_iter().map(|(_, replica)| replica).collect())
 }

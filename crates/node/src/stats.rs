@@ -7,6 +7,7 @@ use model::{FreedReason, Millis, ShardId};
 
 use crate::call::QueueInfo;
 use crate::error::Error;
+use crate::info::ReplicationStats;
 
 /// Upper bounds of the latency buckets, in microseconds.
 pub const LATENCY_BOUNDS_MICROS: [u64; 16] = [
@@ -220,4 +221,6 @@ pub struct Stats {
     pub log: storage::LogStats,
     /// Since the node started.
     pub uptime: Millis,
+    /// How replication goes.
+    pub replication: ReplicationStats,
 }

@@ -140,11 +140,12 @@ pub(crate) async fn run(inner: Arc<Inner>, mut returns: mpsc::UnboundedReceiver<
             count = returns.recv_many(&mut batch, STEP) => if count == 0 { return },
             () = inner.stopping.cancelled() => return,
         }
-        give_back(&inner, batch.drain(..)).await;
+        give_back(&inner, batch.drain(..));
     }
 }
 
-async fn give_back(inner: &Arc<Inner>, claims: impl Iterator<Item = Return>) {
+/// Gives claims back, each shard's by itself: one without a leader holds up no other.
+fn give_back(inner: &Arc<Inner>, claims: impl Iterator<Item = Return>) {
     let mut by_shard: Vec<(ShardId, Vec<Return>)> = Vec::new();
     for claim in claims {
         let shard = claim.task.shard();
@@ -154,19 +155,27 @@ async fn give_back(inner: &Arc<Inner>, claims: impl Iterator<Item = Return>) {
         }
     }
     for (shard, list) in by_shard {
-        for _ in 0..TRIES {
-            let release =
-                |claim: &Return| Command::Release { task: claim.task, fence: claim.fence, delay: Millis(0) };
-            match inner.groups.propose(shard, list.iter().map(release).collect()).await {
-                // A rejection means that the claim is not there any more.
-                Ok(_) => {
-                    inner.counters.given_back.fetch_add(list.len() as u64, Ordering::Relaxed);
-                    break;
-                }
-                Err(error) => {
-                    tracing::debug!(%shard, %error, claims = list.len(), "claims not given back yet");
-                    tokio::time::sleep(BACKOFF).await;
-                }
+        inner.tasks.spawn(give_back_in(inner.clone(), shard, list));
+    }
+}
+
+async fn give_back_in(inner: Arc<Inner>, shard: ShardId, list: Vec<Return>) {
+    let release =
+        |claim: &Return| Command::Release { task: claim.task, fence: claim.fence, delay: Millis(0) };
+    for _ in 0..TRIES {
+        match inner.groups.propose(shard, list.iter().map(release).collect()).await {
+            // A rejection means that the claim is not there any more.
+            Ok(_) => {
+                inner.counters.given_back.fetch_add(list.len() as u64, Ordering::Relaxed);
+                return;
+            }
+            Err(error) if inner.stopping.is_cancelled() => {
+                tracing::debug!(%shard, %error, claims = list.len(), "claims not given back");
+                return;
+            }
+            Err(error) => {
+                tracing::debug!(%shard, %error, claims = list.len(), "claims not given back yet");
+                tokio::time::sleep(BACKOFF).await;
             }
         }
     }
@@ -201,7 +210,7 @@ mod tests {
     #[test]
     fn claims_that_nobody_was_told_of_are_kept_only_for_one_who_can_come_again() {
         let over = session();
-        over.end(FreedReason::Silent);
+        over.end(FreedReason::Silent, 0, Millis(0));
         for (what, repeatable, session, given_back) in [
             ("nobody comes again", false, None, 1),
             ("one without a session may", true, None, 0),

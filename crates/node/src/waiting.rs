@@ -3,22 +3,32 @@
 //! A claim looks at what each shard has ready, takes promises on the best of it (`lines.rs`) and asks
 //! those shards, all at once. Only when nothing is free does it wait, until an offer is made to it: by
 //! a shard that says that a queue has something now, or by a claim that did not need its promise.
-//! A waiting claim is in no log, polls nothing, and keeps its place when an offer came to nothing.
+//! A waiting claim is in no log, polls nothing, and keeps its place when an offer came to nothing, whether
+//! others were faster or the shard has no leader just now.
+//!
+//! What is ready is read from the copies here, also of shards that are led elsewhere. Such a copy is a moment
+//! behind: a promise on it holds until the copy has seen the answer, and when the leader had nothing free the
+//! queue of that shard is left alone for a moment (`mutes.rs`).
 //!
 //! Next: `state-machine/src/shard/claim.rs`, where tasks are given out.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use model::command::{Claim as ClaimCommand, ClaimById, ClaimQueue};
 use model::{Claimed, Command, KeyHash, Millis, QueueName, Reply, ShardId, WorkerName, limits};
+use state_machine::Shard;
 use wire::envelope::Envelope;
+use wire::reply::ClaimHead;
 
 use crate::call::{Answer, Claim, ClaimByIdCall, ClaimCall};
 use crate::error::Error;
 use crate::inner::{Inner, Node};
 use crate::lines::{Share, Stock, Waiter};
 use crate::requests::Turn;
+use crate::route::{Call, LEADER_WAIT};
 use crate::session::Session;
 use crate::stats::Operation;
 use crate::taken::{Carried, Keep, Return, Taken};
@@ -26,8 +36,23 @@ use crate::taken::{Carried, Keep, Return, Taken};
 /// Rounds in which one claim gathers over the shards. One is enough unless others were faster.
 const ROUNDS_MAX: usize = 4;
 
+/// How long a claim that can wait in line waits for a shard's leader. One that cannot waits like everybody.
+const LEADER_WAIT_IN_LINE: Duration = Duration::from_millis(200);
+/// How long a queue of a shard is left alone whose leader had nothing free.
+const MUTED_EMPTY: Duration = Duration::from_millis(25);
+/// How long a queue of a shard is left alone whose leader did not answer.
+const MUTED_SILENT: Duration = Duration::from_millis(100);
+/// How long a claim that has something waits for the other shards that it asked.
+const STRAGGLERS_WAIT: Duration = Duration::from_millis(250);
+/// How long after its wait a claim hears what it has asked for. What comes later is given back.
+const LATE: Duration = Duration::from_secs(2);
+/// How long a promise waits for the copy here to see what became of it.
+const SEEN_WAIT: Duration = Duration::from_secs(2);
+/// How long a claim that found nothing waits for the copies here to be where their leaders are.
+const CATCH_UP_WAIT: Duration = Duration::from_millis(500);
+
 /// Promises that are taken back when dropped.
-struct Promised {
+pub(crate) struct Promised {
     inner: Arc<Inner>,
     shares: Vec<Share>,
 }
@@ -89,7 +114,7 @@ impl Node {
     pub async fn claim(&self, call: ClaimCall) -> Result<Answer<Vec<Claim>>, Error> {
         check(&call)?;
         let inner = &self.inner;
-        let session = inner.sessions.live(&call.worker, call.session)?;
+        let session = inner.live_session(&call.worker, call.session).await?;
         if let Some(session) = session.as_ref().filter(|session| !session.may_claim()) {
             return inner.wait_for_nothing(session, call.wait).await;
         }
@@ -102,9 +127,15 @@ impl Node {
                 return inner.told(taken, &call.queues, ask.session.as_deref());
             }
         }
-        let mut taken = inner.gather(&ask, call.max).await?;
-        if taken.is_empty() && call.wait.0 > 0 {
-            taken = inner.wait(&ask).await?;
+        let mut taken = match inner.gather(&ask, call.max).await {
+            Err(error) if call.wait.0 > 0 && is_passing(&error) => Vec::new(),
+            taken => taken?,
+        };
+        if taken.is_empty() {
+            taken = match call.wait.0 {
+                0 => inner.look_again(&ask).await?,
+                _ => inner.wait(&ask).await?,
+            };
         }
         inner.told(taken, &call.queues, ask.session.as_deref())
     }
@@ -112,7 +143,7 @@ impl Node {
     /// Gives one task, if it is ready.
     pub async fn claim_by_id(&self, call: ClaimByIdCall) -> Result<Answer<Vec<Claim>>, Error> {
         let inner = &self.inner;
-        let session = inner.sessions.live(&call.worker, call.session)?;
+        let session = inner.live_session(&call.worker, call.session).await?;
         let request = call.request_id.as_ref().map(|id| request_key(&call.worker, id));
         let command = Command::ClaimById(ClaimById {
             task: call.task,
@@ -124,7 +155,8 @@ impl Node {
         inner.groups.known(call.task)?;
         let (asked, shard) = (inner.clone(), call.task.shard());
         let keep = Keep { repeatable: request.is_some(), session: session.clone() };
-        let taken = Carried::new(async move { asked.claim_in(shard, command, keep).await }).await?;
+        let claim = Call::new::<Shard>(&[command]);
+        let taken = Carried::new(async move { asked.claim_in(shard, claim, keep).await }).await?;
         inner.told(vec![taken], &[], session.as_deref())
     }
 
@@ -144,14 +176,15 @@ impl Node {
 impl Inner {
     /// What the shards have ready of `queue`, best first.
     fn stocks(&self, queue: &QueueName) -> Vec<Stock> {
-        let mut stocks = Vec::new();
-        for shard in self.groups.all() {
-            if let Some(hint) = self.groups.look(shard, |state| state.ready_hint(queue)) {
-                stocks.push(Stock { shard, hint });
-            }
-        }
-        stocks.sort_by_key(|stock| (stock.hint.priority, stock.hint.since));
+        let stocks = self.groups.all().filter(|shard| !self.mutes.is_muted(*shard, queue));
+        let mut stocks: Vec<Stock> = stocks.filter_map(|shard| self.stock(shard, queue)).collect();
+        stocks.sort_by_key(Stock::rank);
         stocks
+    }
+
+    fn stock(&self, shard: ShardId, queue: &QueueName) -> Option<Stock> {
+        let hint = self.groups.look(shard, |state| state.ready_hint(queue))?;
+        Some(Stock { shard, hint, is_local: self.groups.leads(shard) })
     }
 
     /// Offers what is ready of `queue` to those who wait for it.
@@ -177,6 +210,41 @@ impl Inner {
             }
         }
         (!shares.is_empty()).then(|| Promised { inner: self.clone(), shares })
+    }
+
+    /// Takes promises for another node's claim, on what `shard`, led here, has free.
+    pub(crate) fn promise_in(
+        self: &Arc<Inner>,
+        shard: ShardId,
+        queues: &[QueueName],
+        want: u32,
+    ) -> Option<Promised> {
+        let mut shares = Vec::new();
+        let mut left = want;
+        for queue in queues.iter().take(limits::CLAIM_QUEUES_MAX) {
+            let Some(stock) = self.stock(shard, queue) else { continue };
+            let promised = self.lines.promise(queue, &[stock], left);
+            left -= promised.iter().map(|share| share.count).sum::<u32>();
+            shares.extend(promised);
+            if left == 0 {
+                break;
+            }
+        }
+        (!shares.is_empty()).then(|| Promised { inner: self.clone(), shares })
+    }
+
+    /// Looks once more for a claim that cannot wait: what its caller was told by another node may not have
+    /// reached the copies here.
+    async fn look_again(self: &Arc<Inner>, ask: &Ask<'_>) -> Result<Vec<Taken>, Error> {
+        if self.groups.all().all(|shard| self.groups.leads(shard)) {
+            return Ok(Vec::new());
+        }
+        self.groups.catch_up(CATCH_UP_WAIT).await;
+        let taken = self.gather(ask, ask.call.max).await?;
+        if taken.is_empty() && self.groups.all().all(|shard| self.groups.leader_of(shard).is_none()) {
+            return Err(Error::Unavailable);
+        }
+        Ok(taken)
     }
 
     /// Gathers what is ready now, up to `want`.
@@ -210,9 +278,13 @@ impl Inner {
             };
             parked.leave();
             if let Some(shares) = parked.waiter.take() {
-                let taken = self.take(ask, Promised { inner: self.clone(), shares }).await;
+                let take = self.take(ask, Promised { inner: self.clone(), shares });
+                let Ok(taken) = tokio::time::timeout_at(until + LATE, take).await else { break };
                 let mut gathered = Vec::new();
-                let count = keep(&mut gathered, taken)?;
+                let count = match keep(&mut gathered, taken) {
+                    Err(error) if is_passing(&error) => 0,
+                    count => count?,
+                };
                 if count > 0 {
                     let left = ask.call.max - count.min(ask.call.max);
                     if left > 0 && ask.request.is_none() {
@@ -222,9 +294,10 @@ impl Inner {
                 }
             }
             if !woken || tokio::time::Instant::now() >= until {
-                return Ok(Vec::new());
+                break;
             }
         }
+        Ok(Vec::new())
     }
 
     /// The answer to a worker that drains or stops: nothing, but not before its wait is over. It would
@@ -257,48 +330,112 @@ impl Inner {
         Ok(Parked { inner: self, queues, waiter })
     }
 
-    /// Asks the shards of these promises, all at once.
-    fn take(
-        self: &Arc<Inner>,
-        ask: &Ask<'_>,
-        promised: Promised,
-    ) -> impl Future<Output = Vec<Result<Taken, Error>>> + use<> {
-        let mut counts: Vec<(ShardId, u32)> = Vec::new();
-        for share in &promised.shares {
-            match counts.iter_mut().find(|(shard, _)| *shard == share.shard) {
-                Some((_, count)) => *count += share.count,
-                None => counts.push((share.shard, share.count)),
+    /// Asks the shards of these promises, all at once. One that has something does not wait long for the
+    /// others: what those bring is given back.
+    async fn take(self: &Arc<Inner>, ask: &Ask<'_>, promised: Promised) -> Vec<Result<Taken, Error>> {
+        let shards = by_shard(promised);
+        let mut asked: FuturesUnordered<_> =
+            shards.into_iter().map(|promised| self.take_in(ask, promised)).collect();
+        let mut taken = Vec::with_capacity(asked.len());
+        let mut until = None;
+        loop {
+            let next = match until {
+                // A caller with a request id comes again for what it was not told of, and finds it.
+                Some(until) if ask.request.is_none() => {
+                    let Ok(next) = tokio::time::timeout_at(until, asked.next()).await else { break };
+                    next
+                }
+                _ => asked.next().await,
+            };
+            let Some(some) = next else { break };
+            if until.is_none() && some.as_ref().is_ok_and(|taken: &Taken| taken.len() > 0) {
+                until = Some(tokio::time::Instant::now() + STRAGGLERS_WAIT);
             }
+            taken.push(some);
         }
-        let commands: Vec<(ShardId, Command)> =
-            counts.into_iter().map(|(shard, max)| (shard, ask.command(max))).collect();
+        taken
+    }
+
+    /// Asks the one shard of these promises.
+    fn take_in(self: &Arc<Inner>, ask: &Ask<'_>, promised: Promised) -> Carried<Result<Taken, Error>> {
+        let shard = promised.shares[0].shard;
+        let max = promised.shares.iter().map(|share| share.count).sum();
+        let head = ClaimHead::new(ask.call.queues.iter().map(|queue| &queue.name), max);
+        let call = Call::new::<Shard>(&[ask.command(max)]).if_free(head).leader_wait(ask.leader_wait());
         let (inner, turn, keep) = (self.clone(), ask.turn.clone(), ask.keep());
         Carried::new(async move {
-            let asked =
-                commands.into_iter().map(|(shard, command)| inner.claim_in(shard, command, keep.clone()));
-            let taken = futures::future::join_all(asked).await;
-            drop((promised, turn));
+            let taken = inner.claim_in(shard, call, keep).await;
+            inner.keep_promise(shard, promised, taken.as_ref());
+            drop(turn);
             taken
         })
     }
 
-    /// Asks one shard.
-    async fn claim_in(
-        self: &Arc<Inner>,
-        shard: ShardId,
-        command: Command,
-        keep: Keep,
-    ) -> Result<Taken, Error> {
-        let since = Instant::now();
-        match self.groups.propose_one(shard, command).await {
-            Ok((index, Reply::Claimed(claims))) => {
-                self.counters.timed(Operation::Claim, since, claims.len(), 0);
-                Ok(Taken::new(shard, index, claims, &self.returns, keep))
+    /// Ends promises on a shard that has answered, when the copy here has seen the answer. A leader that had
+    /// nothing free, or did not answer, is left alone for a moment.
+    fn keep_promise(self: &Arc<Inner>, shard: ShardId, promised: Promised, taken: Result<&Taken, &Error>) {
+        let replica = self.groups.shard(shard);
+        let index = match taken {
+            Ok(taken) if taken.len() == 0 && !replica.leads() => {
+                self.mute(shard, &promised, taken.index, MUTED_EMPTY);
+                taken.index
             }
-            Ok(_) => unreachable!("a claim is answered by claims"),
+            Ok(taken) => taken.index,
+            Err(_) => {
+                self.mute(shard, &promised, replica.applied(), MUTED_SILENT);
+                return;
+            }
+        };
+        if replica.applied() >= index {
+            return;
+        }
+        let (inner, replica) = (self.clone(), replica.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                // Late or not: a promise does not hold for ever.
+                _ = replica.wait_applied(index, SEEN_WAIT) => {}
+                () = inner.stopping.cancelled() => {}
+            }
+            drop(promised);
+        });
+    }
+
+    /// Leaves the queues of these promises alone in a shard that was seen up to `index`, then serves them.
+    fn mute(self: &Arc<Inner>, shard: ShardId, promised: &Promised, index: u64, time: Duration) {
+        for share in &promised.shares {
+            let Some(number) = self.mutes.mute(shard, &share.queue, index) else { continue };
+            let (inner, queue) = (self.clone(), share.queue.clone());
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    () = tokio::time::sleep(time) => {}
+                    () = inner.stopping.cancelled() => {}
+                }
+                if inner.mutes.end(shard, &queue, number) {
+                    inner.serve(&queue);
+                }
+            });
+        }
+    }
+
+    /// Asks one shard.
+    async fn claim_in(self: &Arc<Inner>, shard: ShardId, call: Call, keep: Keep) -> Result<Taken, Error> {
+        let since = Instant::now();
+        let applied = match self.groups.propose_call(shard, &call).await {
+            Ok(mut applied) => applied.pop().expect("one command has one outcome"),
             Err(error) => {
                 self.counters.timed(Operation::Claim, since, 0, 1);
-                Err(error)
+                return Err(error);
+            }
+        };
+        match applied.outcome {
+            Ok(Reply::Claimed(claims)) => {
+                self.counters.timed(Operation::Claim, since, claims.len(), 0);
+                Ok(Taken::new(shard, applied.index, claims, &self.returns, keep))
+            }
+            Ok(_) => unreachable!("a claim is answered by claims"),
+            Err(rejection) => {
+                self.counters.timed(Operation::Claim, since, 0, 1);
+                Err(rejection.into())
             }
         }
     }
@@ -312,7 +449,8 @@ impl Inner {
         let known: Vec<Option<ShardId>> = futures::future::try_join_all(looks).await?;
         let mut taken = Vec::new();
         for shard in known.into_iter().flatten() {
-            taken.push(self.claim_in(shard, ask.command(ask.call.max), ask.keep()).await?);
+            let claim = Call::new::<Shard>(&[ask.command(ask.call.max)]);
+            taken.push(self.claim_in(shard, claim, ask.keep()).await?);
         }
         Ok((!taken.is_empty()).then_some(taken))
     }
@@ -364,6 +502,11 @@ impl Inner {
 }
 
 impl Ask<'_> {
+    /// One that can wait in line need not wait for a leader.
+    fn leader_wait(&self) -> Duration {
+        if self.call.wait.0 > 0 { LEADER_WAIT_IN_LINE } else { LEADER_WAIT }
+    }
+
     fn keep(&self) -> Keep {
         Keep { repeatable: self.request.is_some(), session: self.session.clone() }
     }
@@ -392,6 +535,24 @@ fn check(call: &ClaimCall) -> Result<(), Error> {
         return Err(Error::Invalid(format!("max is {}: ask for 1 to {}", call.max, limits::CLAIM_MAX)));
     }
     Ok(())
+}
+
+/// Promises by shard.
+fn by_shard(mut promised: Promised) -> Vec<Promised> {
+    let mut shards: Vec<Promised> = Vec::new();
+    for share in std::mem::take(&mut promised.shares) {
+        match shards.iter_mut().find(|promised| promised.shares[0].shard == share.shard) {
+            Some(promised) => promised.shares.push(share),
+            None => shards.push(Promised { inner: promised.inner.clone(), shares: vec![share] }),
+        }
+    }
+    shards
+}
+
+/// Whether a claim that waits goes on waiting: a shard had no leader, or its answer was lost. What a lost
+/// answer brought is given back by its session's beats, or ends with its deadline.
+fn is_passing(error: &Error) -> bool {
+    matches!(error, Error::Unavailable | Error::Timeout)
 }
 
 /// Keeps what was taken; an error only when there is nothing else. How many claims came.

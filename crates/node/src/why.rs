@@ -3,7 +3,7 @@
 use model::{Rejection, StateKind, TaskId, WallTime};
 use state_machine::view::{TaskView, Why};
 
-use crate::call::WorkerState;
+use crate::call::{Freshness, WorkerState};
 use crate::error::Error;
 use crate::groups::told;
 use crate::info::WhyLine;
@@ -12,11 +12,12 @@ use wire::envelope::Envelope;
 
 impl Node {
     /// Why a task is not being worked on, or who does.
-    pub async fn why(&self, id: TaskId) -> Result<(StateKind, Vec<WhyLine>), Error> {
+    pub async fn why(&self, id: TaskId, freshness: Freshness) -> Result<(StateKind, Vec<WhyLine>), Error> {
         let inner = &self.inner;
         inner.groups.known(id)?;
         let look = |state: &state_machine::Shard| Some((state.task(id)?, state.why(id)?));
-        let (view, whys) = inner.groups.read(id.shard(), look).await?.ok_or(Rejection::NotFound { id })?;
+        inner.groups.wait_for([id.shard()], freshness).await?;
+        let (view, whys) = inner.groups.look(id.shard(), look).ok_or(Rejection::NotFound { id })?;
         let envelopes = inner.groups.shard(id.shard()).envelopes(&[id]).await.map_err(told)?;
         let envelope =
             envelopes.into_iter().flatten().next().and_then(|bytes| Envelope::from_bytes(bytes).ok());

@@ -1,4 +1,4 @@
-//! Workers, as people see them, and what people ask of them.
+//! Workers, as people see them, and what people ask of them: the same at every node, wherever a worker speaks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use model::{Fence, FreedReason, SessionId, TaskId, WorkerName};
+use wire::gossip::Wish;
 
 use crate::call::{Answer, WorkerInfo, WorkerPage, WorkerState};
 use crate::error::Error;
@@ -49,12 +50,12 @@ impl Node {
 
     /// Asks a worker to claim nothing more and to finish what runs.
     pub async fn drain(&self, worker: &WorkerName) -> Result<(), Error> {
-        self.inner.ask(worker, WorkerState::Draining)
+        self.inner.ask(worker, Wish::Drain)
     }
 
     /// Asks a worker to stop now, releasing what runs.
     pub async fn stop_worker(&self, worker: &WorkerName) -> Result<(), Error> {
-        self.inner.ask(worker, WorkerState::Stopping)
+        self.inner.ask(worker, Wish::Stop)
     }
 
     /// Frees a worker's claims at once, fences it, and lists it no more. How many there were.
@@ -87,26 +88,28 @@ impl Inner {
     pub(crate) fn slots(&self, sessions: &[Arc<Session>]) -> Slots {
         let mut slots = Slots::default();
         for session in sessions.iter().filter(|session| session.state() == WorkerState::Running) {
-            let total = u64::from(session.facts.read().slots);
+            let total = u64::from(session.slots());
             slots.total += total;
             slots.open += total.saturating_sub(self.claims_of(session.id).len() as u64);
         }
         slots
     }
 
-    fn ask(&self, worker: &WorkerName, state: WorkerState) -> Result<(), Error> {
+    fn ask(&self, worker: &WorkerName, wish: Wish) -> Result<(), Error> {
         let session = self.worker_session(worker)?;
         if session.is_over() {
             return Err(Error::UnknownWorker { worker: worker.clone() });
         }
-        session.ask(state);
+        if session.ask(wish) {
+            self.sessions.changed.add(session.id, false);
+        }
         Ok(())
     }
 }
 
 fn info(session: &Session, claims: Vec<(TaskId, Fence)>) -> WorkerInfo {
     WorkerInfo {
-        facts: session.facts.read().clone(),
+        facts: session.facts(),
         session: session.id,
         state: session.state(),
         last_beat: session.last_beat(),

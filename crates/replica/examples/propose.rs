@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use model::{
-    Command, Digest, GroupId, NewTask, NodeId, QueueName, RetryOverride, ShardId, Start, TaskId, WallTime,
+    Command, Digest, GroupId, MemberId, NewTask, NodeId, QueueName, RetryOverride, ShardId, Start, TaskId,
+    WallTime,
 };
-use replica::{Replica, ReplicaConfig, SystemClock};
+use replica::{NoPeers, Replica, ReplicaConfig, SystemClock};
 use state_machine::Shard;
 use storage::{CheckpointStore, Disk, Executor, Log, LogOptions, RealDisk, ThreadExecutor, checkpoint_path};
 
@@ -56,11 +57,15 @@ async fn start(disk: Arc<dyn Disk>) -> (Log, Vec<Replica<Shard>>) {
         let group = GroupId(number);
         let store =
             CheckpointStore::open(disk.clone(), &checkpoint_path(group), 8 << 20).expect("it is fresh");
-        let shard = Shard::new(ShardId::new(number).expect("it is a valid number"), GROUPS);
-        let config = ReplicaConfig::new(group, NodeId(1));
-        let clock = Arc::new(SystemClock::new());
-        let replica = Replica::start(config, shard, log.group(group), store, clock, executor.clone()).await;
+        let shard = ShardId::new(number).expect("it is a valid number");
+        let make = Box::new(move || Shard::new(shard, GROUPS));
+        let member = MemberId::new(NodeId(1), 0);
+        let config = ReplicaConfig::new(group, member);
+        let (clock, peers) = (Arc::new(SystemClock::new()), Arc::new(NoPeers));
+        let (log, disk, executor) = (log.group(group), disk.clone(), executor.clone());
+        let replica = Replica::start(config, make, log, store, disk, clock, executor, peers).await;
         let replica = replica.expect("a fresh replica starts");
+        replica.initialize(&[(member, String::new())]).await.expect("it is fresh");
         replica.ready().await.expect("a group of one leads itself");
         replicas.push(replica);
     }

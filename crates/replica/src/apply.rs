@@ -18,7 +18,7 @@ use wire::history::KeptMessage;
 
 use crate::codec::Codec;
 use crate::hash_points::HASH_EVERY;
-use crate::notice::{Notice, is_told};
+use crate::notice::{Heard, Notice, is_told};
 use crate::shared::{Core, Shared};
 use crate::tables;
 use crate::type_config::{EntryBytes, Outcome, RaftEntry, StoredMembership, Types};
@@ -61,7 +61,7 @@ pub(crate) fn apply<M: Codec>(
             Some(responder)
         }
     };
-    shared.applied.notify_one();
+    shared.has_applied(index);
     if let Some(Some(responder)) = outcome {
         responder.send(Outcome::nothing());
     }
@@ -100,7 +100,7 @@ fn apply_batch<M: Codec>(
     batch: Batch<M::Command>,
     is_proposed_here: bool,
 ) -> Answers<M::Reply> {
-    let tells = is_proposed_here && shared.notices.receiver_count() > 0;
+    let tells = shared.notices.receiver_count() > 0;
     let mut notices = Vec::new();
     let mut results = Vec::with_capacity(batch.commands.len());
     let mut effects = Effects::default();
@@ -112,7 +112,7 @@ fn apply_batch<M: Codec>(
         for effect in effects.drain() {
             core.keep.take(at, &effect);
             if tells && is_told(&effect) {
-                notices.push(Notice { index: at.index, wall: at.wall, effect });
+                notices.push(Notice { index: at.index, wall: at.wall, is_leader: is_proposed_here, effect });
             }
         }
     }
@@ -133,7 +133,7 @@ fn apply_batch<M: Codec>(
     }
     if !notices.is_empty() {
         // Nobody listening is no error.
-        let _ = shared.notices.send(Arc::new(notices));
+        let _ = shared.notices.send(Heard::Notices(Arc::new(notices)));
     }
     Answers { replies: Replies { index: batch.at.index, results }, missing }
 }

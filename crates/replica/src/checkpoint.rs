@@ -13,8 +13,8 @@ use hashbrown::HashMap;
 use model::{Millis, TaskId};
 use state_machine::Change;
 use storage::Batch;
-use tokio::sync::{Mutex, oneshot, watch};
-use tokio::time::{Instant, sleep};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::codec::Codec;
 use crate::error::{Error, Result};
@@ -40,6 +40,14 @@ const LAG_LOOK: Duration = Duration::from_millis(500);
 const BUSY_LOOK: Duration = Duration::from_millis(100);
 /// Records encoded, or envelopes cached, per hold of the lock.
 const SLICE_RECORDS: usize = 500;
+/// How often a group in which nothing happens looks at the same.
+const QUIET_LOOK: Duration = Duration::from_secs(1);
+/// Log that is kept although it is checkpointed, unless told otherwise.
+pub(crate) const KEEP_LOG_BYTES_DEFAULT: u64 = 16 * 1024 * 1024;
+/// Log that is kept for a member to which a checkpoint is being sent: it goes on after it.
+const HELD_BYTES_MAX: u64 = 512 * 1024 * 1024;
+/// How long the engine may take to hear of a checkpoint before its log is let go of later.
+const SNAPSHOT_WAIT: Duration = Duration::from_secs(5);
 /// How long to wait before a checkpoint that did not fit on the disk is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -48,12 +56,10 @@ pub(crate) struct Checkpointer<M: Codec> {
     shared: Arc<Shared<M>>,
     raft: Raft<M>,
     interval: Duration,
-    /// A cut that is not on disk yet: what it holds is nowhere else, so it must be before the next.
-    unwritten: Mutex<Option<Cut>>,
 }
 
 /// Everything that one checkpoint writes.
-struct Cut {
+pub(crate) struct Cut {
     /// What the machine changed.
     changes: Vec<Change>,
     /// What came of tasks beside that.
@@ -64,7 +70,7 @@ struct Cut {
 
 impl<M: Codec> Checkpointer<M> {
     pub(crate) fn new(shared: Arc<Shared<M>>, raft: Raft<M>, interval: Millis) -> Checkpointer<M> {
-        Checkpointer { shared, raft, interval: interval.into(), unwritten: Mutex::new(None) }
+        Checkpointer { shared, raft, interval: interval.into() }
     }
 
     /// Checkpoints whenever something changed, until told to stop.
@@ -91,7 +97,11 @@ impl<M: Codec> Checkpointer<M> {
             // A quiet shard keeps no room for the load that was.
             let unused = self.shared.lock().keep.rest();
             drop(unused);
-            self.shared.applied.notified().await;
+            tokio::select! {
+                () = self.shared.applied.notified() => {}
+                // A quiet group holds on to the log of the busy ones.
+                () = sleep(QUIET_LOOK) => self.let_go().await,
+            }
         }
         let start = Instant::now();
         loop {
@@ -139,14 +149,53 @@ impl<M: Codec> Checkpointer<M> {
     }
 
     async fn checkpoint_whole(&self) -> Result<()> {
-        let mut unwritten = self.unwritten.lock().await;
+        let mut unwritten = self.shared.unwritten.lock().await;
+        if self.shared.failure.lock().is_some() {
+            // What is in memory is not what it should be: what is on disk stays for whoever looks into it.
+            return Err(Error::Stopped);
+        }
+        let before = self.shared.checkpointed.lock().applied;
         if let Some(cut) = unwritten.take() {
             self.write(Some(cut), &mut unwritten).await?;
         }
         if self.is_behind() {
             self.write(None, &mut unwritten).await?;
         }
+        // Not while others wait for it: the engine may, too.
+        drop(unwritten);
+        if self.shared.checkpointed.lock().applied != before {
+            // The engine takes its snapshot from `checkpointed`.
+            self.raft.trigger().snapshot().await.map_err(|_| Error::Stopped)?;
+        }
+        self.let_go().await;
         Ok(())
+    }
+
+    /// Lets the log go that nobody needs any more.
+    async fn let_go(&self) {
+        let Some(upto) = self.needless() else { return };
+        // The engine lets go only of what it knows a snapshot of.
+        let mut snapshot = self.raft.watch_snapshot_progress();
+        let known = snapshot.wait_until(|known| known.is_some_and(|known| known.index >= upto));
+        if timeout(SNAPSHOT_WAIT, known).await.is_ok() {
+            // An engine that has stopped has nothing to let go of.
+            let _ = self.raft.trigger().purge_log(upto).await;
+        }
+    }
+
+    /// The last entry that nobody needs any more, if it is still there.
+    fn needless(&self) -> Option<u64> {
+        let log = &self.shared.log;
+        let checkpointed = self.shared.checkpointed.lock().applied?.index;
+        let is_alone = self.shared.lock().membership.membership().nodes().nth(1).is_none();
+        let upto = match is_alone || log.is_lagging() {
+            true => checkpointed,
+            // A member that was away for a moment catches up by the log.
+            false => log.last_before(self.shared.keep_log_bytes)?.min(checkpointed),
+        };
+        let held = self.shared.holds.first().filter(|held| log.bytes_since(*held) <= HELD_BYTES_MAX);
+        let upto = upto.min(held.unwrap_or(u64::MAX));
+        log.state().purged.is_none_or(|purged| purged.index < upto).then_some(upto)
     }
 
     /// Makes a cut, unless there is one, and writes it, on a thread that may block. If that fails the cut
@@ -171,9 +220,8 @@ impl<M: Codec> Checkpointer<M> {
             }
             return Err(Error::Storage { group: self.shared.group, what: error.to_string() });
         }
-        // The engine takes its snapshot from `checkpointed`, and purges the log before it.
         *self.shared.checkpointed.lock() = cut.checkpointed;
-        self.raft.trigger().snapshot().await.map_err(|_| Error::Stopped)
+        Ok(())
     }
 }
 

@@ -34,6 +34,20 @@ pub enum Error {
         /// The limit.
         bytes_max: usize,
     },
+    /// The members asked for cannot be the group's. Nothing happened.
+    #[error("group {group}: {what}")]
+    Members {
+        /// Which group.
+        group: GroupId,
+        /// Why not.
+        what: String,
+    },
+    /// A message of another member cannot be understood. Nothing happened.
+    #[error("a message of another member cannot be understood ({what}): it may run another version")]
+    Malformed {
+        /// What is wrong with it.
+        what: String,
+    },
     /// The disk failed, or what is on it is not what was written.
     #[error("group {group}: {what}")]
     Storage {
@@ -42,6 +56,12 @@ pub enum Error {
         /// What failed, and what to do.
         what: String,
     },
+}
+
+impl Error {
+    pub(crate) fn malformed(what: impl std::fmt::Display) -> Error {
+        Error::Malformed { what: what.to_string() }
+    }
 }
 
 /// What this crate returns.

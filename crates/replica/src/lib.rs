@@ -8,28 +8,38 @@
 //! applying, acknowledge what is not on the disks of a quorum, hold the machine's lock across an await.
 //!
 //! Follow a command: `propose` → `log_store` → `apply` → the answer. Beside it: `pulse` when time has
-//! passed, `checkpoint` for what must outlive the log, `start` after a restart.
+//! passed, `checkpoint` for what must outlive the log, `start` after a restart. To the other members it goes
+//! through `network` and `pipeline`, over whatever [`Peers`] is; from them it comes through `receive`. A member
+//! that lags too far gets a checkpoint (`transfer`); who is in the group is in `members`.
 
 mod apply;
 mod checkpoint;
 pub mod clock;
 pub mod codec;
+mod elections;
 pub mod error;
 mod hash_points;
+mod holds;
 mod keep;
 mod log_store;
+mod look;
 mod machine_store;
+mod members;
 mod network;
 pub mod notice;
 mod offload;
+pub mod peers;
+mod pipeline;
 mod propose;
 mod pulse;
+pub mod receive;
 mod records;
 pub mod replica;
 mod shared;
 mod start;
 pub mod status;
 mod tables;
+mod transfer;
 mod type_config;
 
 pub use checkpoint::CHECKPOINT_INTERVAL_DEFAULT;
@@ -37,7 +47,11 @@ pub use clock::{Clock, SystemClock};
 pub use codec::Codec;
 pub use error::{Error, Result};
 pub use hash_points::{HASH_EVERY, HashPoint};
+pub use look::Kept;
+pub use members::Members;
 pub use notice::{Heard, Notice, Notices};
-pub use propose::Applied;
-pub use replica::{Kept, Replica, ReplicaConfig};
+pub use peers::{NoPeers, Pace, PeerAnswer, Peers, Unreached};
+pub use propose::{Applied, Piece};
+pub use receive::AppendSink;
+pub use replica::{MakeMachine, Replica, ReplicaConfig};
 pub use status::{Role, Status};

@@ -19,11 +19,13 @@ use wire::entry::{self, Entry as WireEntry, Malformed};
 
 use crate::type_config::{
     EntryBytes, LogId, Payload, RaftEntry, Types, Vote, log_id, membership_from_message,
-    membership_to_message,
+    membership_to_message, vote_from_message, vote_to_message,
 };
 
-/// Entries read at once when a long stretch of the log is applied or sent.
+/// Entries read at once when a long stretch of the log is applied.
 const READ_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Entries that go into one message to another member; one that is larger goes alone.
+const SEND_BYTES_MAX: usize = 1024 * 1024;
 
 /// The engine's log.
 #[derive(Clone)]
@@ -53,11 +55,7 @@ impl RaftLogStorage<Types> for LogStore {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
-        let message = entry::Vote {
-            term: vote.leader_id.term,
-            member: vote.leader_id.voted_for,
-            committed: vote.committed,
-        };
+        let message = vote_to_message(vote);
         self.synced(|log, done| log.save_vote(message.encode_to_vec().into(), done)).await
     }
 
@@ -66,7 +64,7 @@ impl RaftLogStorage<Types> for LogStore {
         I: IntoIterator<Item = RaftEntry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let entries = entries.into_iter().map(stored).collect();
+        let entries = entries.into_iter().map(|entry| stored(&entry)).collect();
         self.log.append(entries, Box::new(move |result| callback.io_completed(result)));
         Ok(())
     }
@@ -117,12 +115,11 @@ impl RaftLogReader<Types> for LogStore {
     async fn read_vote(&mut self) -> io::Result<Option<Vote>> {
         let Some(bytes) = self.log.vote() else { return Ok(None) };
         let vote = entry::Vote::decode(bytes).map_err(|error| damaged("vote", error.into()))?;
-        let leader_id = openraft::impls::leader_id_std::LeaderId { term: vote.term, voted_for: vote.member };
-        Ok(Some(Vote { leader_id, committed: vote.committed }))
+        Ok(Some(vote_from_message(vote)))
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<RaftEntry>> {
-        self.log.read_upto(start..end, READ_BYTES_MAX)?.into_iter().map(engine_entry).collect()
+        self.log.read_upto(start..end, SEND_BYTES_MAX)?.into_iter().map(engine_entry).collect()
     }
 }
 
@@ -165,7 +162,8 @@ fn bounds(range: &impl RangeBounds<u64>) -> (u64, u64) {
     (from, to.max(from))
 }
 
-fn stored(entry: RaftEntry) -> LogEntry {
+/// An entry as it is stored and sent.
+pub(crate) fn stored(entry: &RaftEntry) -> LogEntry {
     let payload = match &entry.payload {
         EntryPayload::Blank => entry::encode_blank(),
         EntryPayload::Normal(EntryBytes(bytes)) => bytes.clone(),
@@ -175,7 +173,8 @@ fn stored(entry: RaftEntry) -> LogEntry {
     LogEntry { index: entry.log_id.index, term: entry.log_id.leader_id.term, node: 0, payload }
 }
 
-fn engine_entry(entry: LogEntry) -> io::Result<RaftEntry> {
+/// An entry from what was stored or sent.
+pub(crate) fn engine_entry(entry: LogEntry) -> io::Result<RaftEntry> {
     let log_id = log_id(entry.term, entry.index);
     let payload = payload(entry.payload)
         .map_err(|error| damaged(&format!("log entry {} of term {}", entry.index, entry.term), error))?;
@@ -203,6 +202,7 @@ fn engine_id(id: storage::LogId) -> LogId {
     log_id(id.term, id.index)
 }
 
-fn storage_id(id: LogId) -> storage::LogId {
+/// An entry's name in the log.
+pub(crate) fn storage_id(id: LogId) -> storage::LogId {
     storage::LogId { term: id.leader_id.term, node: 0, index: id.index }
 }

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
@@ -13,7 +14,8 @@ use openraft::{OptionalSend, Snapshot, SnapshotMeta};
 
 use crate::apply;
 use crate::codec::Codec;
-use crate::shared::Shared;
+use crate::shared::{Core, Shared};
+use crate::transfer;
 use crate::type_config::{LogId, StoredMembership, Types};
 
 /// A checkpoint on this node's disk: the state after `applied`.
@@ -25,8 +27,16 @@ pub(crate) struct Checkpointed {
 
 /// The engine's snapshot: not a copy of the checkpoint, only a word for it. Whoever sends it to another
 /// member reads it from the disk.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CheckpointHandle;
+pub(crate) struct CheckpointHandle<M> {
+    /// One that came from another member; nothing for this node's own.
+    pub(crate) received: Option<Received<M>>,
+}
+
+/// A checkpoint of another member, checked, as a file and as a machine.
+pub(crate) struct Received<M> {
+    pub(crate) path: PathBuf,
+    pub(crate) core: Core<M>,
+}
 
 /// The engine's state machine.
 pub(crate) struct MachineStore<M: Codec> {
@@ -38,7 +48,7 @@ impl<M: Codec> MachineStore<M> {
         MachineStore { shared }
     }
 
-    fn snapshot(&self) -> Option<SnapshotOf<Types, CheckpointHandle>> {
+    fn snapshot(&self) -> Option<SnapshotOf<Types, CheckpointHandle<M>>> {
         let checkpointed = self.shared.checkpointed.lock().clone();
         checkpointed.applied?;
         Some(Snapshot {
@@ -46,13 +56,13 @@ impl<M: Codec> MachineStore<M> {
                 last_log_id: checkpointed.applied,
                 last_membership: checkpointed.membership,
             },
-            snapshot: CheckpointHandle,
+            snapshot: CheckpointHandle { received: None },
         })
     }
 }
 
 impl<M: Codec> RaftStateMachine<Types> for MachineStore<M> {
-    type SnapshotData = CheckpointHandle;
+    type SnapshotData = CheckpointHandle<M>;
     type SnapshotBuilder = MachineStore<M>;
 
     async fn applied_state(&mut self) -> io::Result<(Option<LogId>, StoredMembership)> {
@@ -92,24 +102,27 @@ impl<M: Codec> RaftStateMachine<Types> for MachineStore<M> {
     async fn install_snapshot(
         &mut self,
         meta: &SnapshotMetaOf<Types>,
-        _snapshot: CheckpointHandle,
+        snapshot: CheckpointHandle<M>,
     ) -> io::Result<()> {
-        // Only another member could send one, and there is none.
-        Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            format!("cannot take in a checkpoint ({meta}) of another member: this group has one member"),
-        ))
+        match snapshot.received {
+            Some(received) => transfer::install(&self.shared, received).await,
+            // The state is never older than this node's own checkpoint.
+            None => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("cannot take in this node's own checkpoint ({meta}) again"),
+            )),
+        }
     }
 
-    async fn get_current_snapshot(&mut self) -> io::Result<Option<SnapshotOf<Types, CheckpointHandle>>> {
+    async fn get_current_snapshot(&mut self) -> io::Result<Option<SnapshotOf<Types, CheckpointHandle<M>>>> {
         Ok(self.snapshot())
     }
 }
 
 impl<M: Codec> RaftSnapshotBuilder<Types> for MachineStore<M> {
-    type SnapshotData = CheckpointHandle;
+    type SnapshotData = CheckpointHandle<M>;
 
-    async fn build_snapshot(&mut self) -> io::Result<SnapshotOf<Types, CheckpointHandle>> {
+    async fn build_snapshot(&mut self) -> io::Result<SnapshotOf<Types, CheckpointHandle<M>>> {
         // The checkpoint was written before the engine was told to ask.
         self.snapshot().ok_or_else(|| io::Error::other("there is no checkpoint yet"))
     }

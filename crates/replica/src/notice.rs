@@ -1,4 +1,4 @@
-//! What the leader tells the node: effects of entries that were proposed here.
+//! What a replica tells its node: effects of the entries that it applies.
 //!
 //! A listener that is too slow loses notices and is told so: it looks at the state anew.
 
@@ -15,6 +15,8 @@ pub struct Notice {
     pub index: u64,
     /// When it was stamped.
     pub wall: WallTime,
+    /// The entry was proposed here: this replica leads, or did a moment ago.
+    pub is_leader: bool,
     /// What.
     pub effect: Effect,
 }
@@ -24,18 +26,19 @@ pub struct Notice {
 pub enum Heard {
     /// The notices of one entry, in order.
     Notices(Arc<Vec<Notice>>),
-    /// So many entries' notices were lost: look at the state anew.
+    /// So many entries' notices were lost, or their entries were never applied here because a checkpoint of the
+    /// leader took their place: look at the state anew.
     Lagged(u64),
 }
 
 /// Listens to a replica.
-pub struct Notices(pub(crate) broadcast::Receiver<Arc<Vec<Notice>>>);
+pub struct Notices(pub(crate) broadcast::Receiver<Heard>);
 
 impl Notices {
     /// The next ones; nothing when the replica is gone. Safe to cancel.
     pub async fn next(&mut self) -> Option<Heard> {
         match self.0.recv().await {
-            Ok(notices) => Some(Heard::Notices(notices)),
+            Ok(heard) => Some(heard),
             Err(broadcast::error::RecvError::Lagged(count)) => Some(Heard::Lagged(count)),
             Err(broadcast::error::RecvError::Closed) => None,
         }

@@ -9,17 +9,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use model::Rejection;
 use model::limits::{ENTRY_BYTES_MAX, ENTRY_COMMANDS_MAX, REQUEST_BYTES_MAX};
-use model::{NodeId, Rejection};
+use openraft::Instant as _;
 use openraft::errors::ClientWriteError;
 use openraft::raft::ClientWriteResult;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::apply::Replies;
 use crate::clock::Stamper;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
+use crate::look::not_leader;
 use crate::machine_store::MachineStore;
 use crate::shared::Shared;
 use crate::type_config::{EntryBytes, OnDone, Types};
@@ -38,6 +40,11 @@ const INBOX_BYTES_MAX: usize = 64 * 1024 * 1024;
 const NEW_WORK_PART: usize = 2;
 /// How long a stop waits for what is on its way to a disk that may be full.
 pub(crate) const STOP_WAIT: Duration = Duration::from_secs(3);
+
+/// A leader that has not heard a quorum for so long takes nothing in: it would only be in the way.
+const QUORUM_SILENCE_MAX: Duration = Duration::from_secs(1);
+/// How often a leader whose entries do not go through looks whether it still has a quorum.
+const LEADER_LOOK: Duration = Duration::from_millis(100);
 
 /// The engine of one group.
 pub(crate) type Raft<M> = openraft::Raft<Types, MachineStore<M>>;
@@ -58,16 +65,18 @@ pub(crate) struct Part<R> {
     reply: oneshot::Sender<Result<Vec<Applied<R>>>>,
 }
 
-/// Commands of one call, encoded: as many as fit into one entry.
-#[derive(Clone)]
-pub(crate) struct Encoded {
-    bytes: Bytes,
-    commands: usize,
+/// Commands of one call, encoded once: as many as fit into one entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The commands, as they stand in an entry.
+    pub bytes: Bytes,
+    /// How many.
+    pub commands: u32,
     /// It is nothing but new work, which is refused first.
-    is_new_work: bool,
+    pub is_new_work: bool,
 }
 
-impl Encoded {
+impl Piece {
     fn too_large(&self) -> Option<Error> {
         let (bytes, bytes_max) = (self.bytes.len(), ENTRY_BYTES_LIMIT);
         (bytes > bytes_max).then_some(Error::TooLarge { bytes, bytes_max })
@@ -75,21 +84,34 @@ impl Encoded {
 }
 
 /// Encodes the commands of one call: one piece, unless they are more than an entry takes.
-pub(crate) fn encode<M: Codec>(commands: &[M::Command]) -> Vec<Encoded> {
+pub(crate) fn encode<M: Codec>(commands: &[M::Command]) -> Vec<Piece> {
     let mut pieces = Vec::with_capacity(1);
     let mut part = BytesMut::new();
     let (mut count, mut is_new_work) = (0, true);
     for command in commands {
         if count == ENTRY_COMMANDS_MAX || part.len() >= ENTRY_BYTES_MAX {
-            pieces.push(Encoded { bytes: part.split().freeze(), commands: count, is_new_work });
+            pieces.push(Piece { bytes: part.split().freeze(), commands: count as u32, is_new_work });
             (count, is_new_work) = (0, true);
         }
         M::encode(command, &mut part);
         count += 1;
         is_new_work &= M::is_new_work(command);
     }
-    pieces.push(Encoded { bytes: part.freeze(), commands: count, is_new_work });
+    pieces.push(Piece { bytes: part.freeze(), commands: count as u32, is_new_work });
     pieces
+}
+
+/// A piece that another node encoded.
+pub(crate) fn received<M: Codec>(bytes: Bytes) -> Result<Piece> {
+    let commands = wire::entry::commands(bytes.clone()).map_err(Error::malformed)?;
+    let (count, mut is_new_work) = (commands.len(), true);
+    if count == 0 || count > ENTRY_COMMANDS_MAX {
+        return Err(Error::malformed(format!("a piece of {count} commands")));
+    }
+    for command in commands {
+        is_new_work &= M::is_new_work(&M::decode(command).map_err(Error::malformed)?);
+    }
+    Ok(Piece { bytes, commands: count as u32, is_new_work })
 }
 
 /// Where the answers to the commands of one piece come from.
@@ -107,15 +129,15 @@ pub(crate) struct Progress<R> {
 
 /// Sends pieces, all before any is awaited, so that they follow each other closely and in order. Ends at
 /// the first that is refused: the rest must not happen without it.
-pub(crate) async fn send_all<R>(inbox: &Inbox<R>, pieces: &[Encoded]) -> Progress<R> {
+pub(crate) async fn send_all<R>(inbox: &Inbox<R>, pieces: &[Piece], deadline: Instant) -> Progress<R> {
     let (mut sent, mut unsent) = (Vec::with_capacity(pieces.len()), None);
-    if let Some(error) = pieces.iter().find_map(Encoded::too_large) {
+    if let Some(error) = pieces.iter().find_map(Piece::too_large) {
         return Progress { accepted: 0, done: Vec::new(), refusal: Some(error) };
     }
     for piece in pieces {
         // Once one was taken, the outcome is clearest if the others are too.
         let is_new_work = piece.is_new_work && sent.is_empty();
-        match inbox.send(Encoded { is_new_work, ..piece.clone() }) {
+        match inbox.send(Piece { is_new_work, ..piece.clone() }) {
             Ok(answer) => sent.push(answer),
             Err(error) => {
                 unsent = Some(error);
@@ -125,7 +147,11 @@ pub(crate) async fn send_all<R>(inbox: &Inbox<R>, pieces: &[Encoded]) -> Progres
     }
     let mut progress = Progress { accepted: 0, done: Vec::new(), refusal: None };
     for answer in sent {
-        match (answer.await.unwrap_or(Err(Error::Timeout)), &progress.refusal) {
+        let answer = match timeout_at(deadline, answer).await {
+            Ok(Ok(answer)) => answer,
+            _ => Err(Error::Timeout),
+        };
+        match (answer, &progress.refusal) {
             (Ok(answers), None) => {
                 progress.accepted += 1;
                 progress.done.extend(answers);
@@ -164,20 +190,20 @@ pub(crate) fn inbox<R>() -> (Inbox<R>, Gatherer<R>) {
 
 impl<R> Inbox<R> {
     /// Hands commands over; the answer comes through what is returned.
-    pub(crate) fn send(&self, encoded: Encoded) -> Result<Answer<R>> {
+    pub(crate) fn send(&self, piece: Piece) -> Result<Answer<R>> {
         let (reply, answer) = oneshot::channel();
-        let len = encoded.bytes.len();
-        if let Some(error) = encoded.too_large() {
+        let len = piece.bytes.len();
+        if let Some(error) = piece.too_large() {
             return Err(error);
         }
         let waiting = self.bytes.fetch_add(len, Ordering::Relaxed);
-        let part = if encoded.is_new_work { NEW_WORK_PART } else { 1 };
+        let part = if piece.is_new_work { NEW_WORK_PART } else { 1 };
         let calls = INBOX_CALLS_MAX - self.queue.capacity();
         let sent = match waiting > INBOX_BYTES_MAX / part || calls >= INBOX_CALLS_MAX / part {
             true => Err(Error::Full),
             false => self
                 .queue
-                .try_send(Part { bytes: encoded.bytes, commands: encoded.commands, reply })
+                .try_send(Part { bytes: piece.bytes, commands: piece.commands as usize, reply })
                 .map_err(|error| match error {
                     mpsc::error::TrySendError::Full(_) => Error::Full,
                     mpsc::error::TrySendError::Closed(_) => Error::Stopped,
@@ -226,8 +252,15 @@ impl<R> Gatherer<R> {
     /// Nothing more becomes an entry.
     fn refuse_rest(mut self) {
         self.queue.close();
+        self.refuse_waiting(&Error::Stopped);
+    }
+
+    /// Nothing that waits now becomes an entry.
+    fn refuse_waiting(&mut self, error: &Error) {
         let waiting = std::iter::from_fn(|| self.queue.try_recv().ok());
-        refuse(self.carried.take().into_iter().chain(waiting).collect(), &Error::Stopped);
+        let parts: Vec<_> = self.carried.take().into_iter().chain(waiting).collect();
+        self.bytes.fetch_sub(parts.iter().map(|part| part.bytes.len()).sum(), Ordering::Relaxed);
+        refuse(parts, error);
     }
 }
 
@@ -264,11 +297,28 @@ async fn make_entries<M: Codec>(
 ) {
     let room = Arc::new(Semaphore::new(ENTRIES_IN_FLIGHT_MAX));
     loop {
-        let permit = room.clone().acquire_owned().await.expect("nobody closes this semaphore");
+        let permit = loop {
+            tokio::select! {
+                permit = room.clone().acquire_owned() => break permit.expect("nobody closes this semaphore"),
+                // Entries that no quorum takes may stay for ever; what waits behind them need not.
+                () = sleep(LEADER_LOOK) => if let Some(error) = refusal(raft) { gatherer.refuse_waiting(&error) },
+            }
+        };
         let Some(parts) = gatherer.gather(&mut stop).await else { break };
         propose(raft, &shared.stamper, parts, permit).await;
     }
     let _all = room.acquire_many(ENTRIES_IN_FLIGHT_MAX as u32).await;
+}
+
+/// Why nothing can become an entry now: another leads, or this one has lost its quorum.
+fn refusal<M: Codec>(raft: &Raft<M>) -> Option<Error> {
+    let leader = match raft.as_leader() {
+        Ok(leader) => leader,
+        Err(forward) => return Some(not_leader(&forward)),
+    };
+    let silence = leader.last_quorum_acked()?.elapsed();
+    let is_lost = silence > QUORUM_SILENCE_MAX && raft.voter_ids().nth(1).is_some();
+    is_lost.then_some(Error::Unavailable)
 }
 
 /// One entry, if this node leads.
@@ -278,9 +328,12 @@ async fn propose<M: Codec>(
     parts: Vec<Part<M::Reply>>,
     permit: OwnedSemaphorePermit,
 ) {
+    if let Some(error) = refusal(raft) {
+        return refuse(parts, &error);
+    }
     let term = match raft.as_leader() {
         Ok(leader) => leader.term(),
-        Err(forward) => return refuse(parts, &Error::NotLeader { leader: forward.leader_id.map(NodeId) }),
+        Err(forward) => return refuse(parts, &not_leader(&forward)),
     };
     let stamps = stamper.now(term);
     let bytes = wire::entry::assemble(stamps.elapsed, stamps.wall, parts.iter().map(|part| &part.bytes[..]));
@@ -299,9 +352,7 @@ fn finish<R: Send + 'static>(parts: Vec<Part<R>>, result: ClientWriteResult<Type
             Some(replies) => return distribute(parts, replies),
             None => Error::Timeout,
         },
-        Err(ClientWriteError::ForwardToLeader(forward)) => {
-            Error::NotLeader { leader: forward.leader_id.map(NodeId) }
-        }
+        Err(ClientWriteError::ForwardToLeader(forward)) => not_leader(&forward),
         // It was in this node's log, and may have reached another's.
         Err(ClientWriteError::LogEntryDiscarded(_)) => Error::Timeout,
         Err(_) => Error::Unavailable,
@@ -329,8 +380,8 @@ fn refuse<R>(parts: Vec<Part<R>>, error: &Error) {
 mod tests {
     use super::*;
 
-    fn piece(bytes: usize, is_new_work: bool) -> Encoded {
-        Encoded { bytes: Bytes::from(vec![0; bytes]), commands: 1, is_new_work }
+    fn piece(bytes: usize, is_new_work: bool) -> Piece {
+        Piece { bytes: Bytes::from(vec![0; bytes]), commands: 1, is_new_work }
     }
 
     #[test]
@@ -374,12 +425,13 @@ mod tests {
             let (inbox, mut gatherer) = inbox::<()>();
             let others: Vec<_> =
                 (room..INBOX_CALLS_MAX).map(|_| inbox.send(piece(0, false)).unwrap()).collect();
+            let soon = Instant::now() + Duration::from_secs(60);
             let answering = async {
                 others.iter().for_each(|_| drop(gatherer.queue.try_recv().unwrap()));
                 answer(&mut gatherer, answers);
                 assert!(gatherer.queue.try_recv().is_err(), "{what}");
             };
-            let (progress, ()) = tokio::join!(send_all(&inbox, &pieces), answering);
+            let (progress, ()) = tokio::join!(send_all(&inbox, &pieces, soon), answering);
             assert_eq!((progress.accepted, progress.done.len()), (accepted, accepted), "{what}");
             let refusal = progress.refusal.unwrap();
             assert_eq!(matches!(refusal, Error::Timeout), unknown, "{what}: {refusal}");

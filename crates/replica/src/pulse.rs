@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use model::Millis;
 use model::limits::PULSE_MAX;
+use openraft::ServerState;
+use openraft::async_runtime::WatchReceiver;
 use state_machine::NextDue;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -21,8 +23,6 @@ use crate::shared::Shared;
 const RETRY: Duration = Duration::from_millis(10);
 /// The longest sleep: a wall clock may be set forward at any time.
 const SLEEP_MAX: Millis = Millis(1_000);
-/// How often a node that does not lead looks whether it does: what is due then waits no longer than this.
-const LEADER_LOOK: Millis = Millis(20);
 
 /// Proposes pulses while this node leads, until told to stop.
 pub(crate) async fn run<M: Codec>(
@@ -56,19 +56,22 @@ pub(crate) async fn run<M: Codec>(
 }
 
 async fn wait_until_due<M: Codec>(raft: &Raft<M>, shared: &Shared<M>) {
+    let mut metrics = raft.server_metrics();
     loop {
         let moved = shared.due_moved.notified();
         let next_due = shared.lock().next_due;
-        let wait = match raft.as_leader() {
-            _ if next_due == NextDue::default() => None,
-            Ok(leader) => Some(until(next_due, shared.stamper.now(leader.term()))),
-            // Somebody else's turn; look again when that may have changed.
-            Err(_) => Some(LEADER_LOOK),
+        let term = {
+            let metrics = metrics.borrow_and_update();
+            (metrics.state == ServerState::Leader).then_some(metrics.vote.leader_id.term)
         };
-        match wait {
-            None => moved.await,
-            Some(Millis(0)) => return,
-            Some(wait) => drop(timeout(wait.min(SLEEP_MAX).into(), moved).await),
+        match term {
+            _ if next_due == NextDue::default() => moved.await,
+            Some(term) => match until(next_due, shared.stamper.now(term)) {
+                Millis(0) => return,
+                wait => drop(timeout(wait.min(SLEEP_MAX).into(), moved).await),
+            },
+            // Somebody else's turn, until that changes.
+            None => drop(timeout(SLEEP_MAX.into(), metrics.changed()).await),
         }
     }
 }

@@ -6,7 +6,7 @@ use model::TaskId;
 use model::limits::HISTORY_MAX;
 use prost::Message;
 use storage::{Batch, CheckpointStore};
-use wire::entry::{CheckpointHead, LogId as LogIdMessage};
+use wire::entry::CheckpointHead;
 use wire::history::{KeptMessage, LineMessage};
 
 use crate::codec::Codec;
@@ -14,17 +14,16 @@ use crate::keep::{News, Writing};
 use crate::machine_store::Checkpointed;
 use crate::shared::Shared;
 use crate::tables;
-use crate::type_config::{LogId, membership_to_message};
+use crate::type_config::{log_id_to_message, membership_to_message};
 
 /// Tasks whose records are read at once, before they are written again.
 const READ_MAX: usize = 1_000;
 
 /// Puts the checkpoint's word on itself.
 pub(crate) fn put_head(checkpointed: &Checkpointed, hash: u128, batch: &mut Batch) {
-    let id = |id: LogId| LogIdMessage { term: id.leader_id.term, index: id.index };
     let head = CheckpointHead {
-        applied: checkpointed.applied.map(id),
-        membership_at: checkpointed.membership.log_id().map(id),
+        applied: checkpointed.applied.map(log_id_to_message),
+        membership_at: checkpointed.membership.log_id().map(log_id_to_message),
         membership: Some(membership_to_message(checkpointed.membership.membership())),
         hash_high: (hash >> 64) as u64,
         hash_low: hash as u64,

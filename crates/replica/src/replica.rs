@@ -4,36 +4,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use model::{GroupId, Millis, NodeId, TaskId};
+use model::{GroupId, MemberId, Millis};
 use openraft::async_runtime::WatchReceiver;
-use openraft::errors::LinearizableReadError;
-use openraft::{ReadPolicy, ServerState};
+use openraft::{Instant as _, ServerState};
 use parking_lot::Mutex;
-use prost::Message;
-use state_machine::view::HistoryLine;
-use storage::{CheckpointStore, Executor, GroupLog};
+use storage::{CheckpointStore, Disk, Executor, GroupLog};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
-use wire::history::KeptMessage;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::checkpoint::{self, Checkpointer};
 use crate::clock::{Clock, Stamper};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::notice::Notices;
-use crate::propose::{self, Applied, Encoded, Inbox, Progress, Raft, STOP_WAIT};
+use crate::peers::Peers;
+use crate::propose::{self, Applied, Inbox, Piece, Raft, STOP_WAIT};
 use crate::pulse;
-use crate::records;
-use crate::shared::Shared;
+use crate::shared::{Parts, Shared};
 use crate::start;
 use crate::status::{Role, Status};
-use crate::tables;
+use crate::transfer;
 
 /// How long a call waits for a leader before it says that there is none.
-const LEADER_WAIT: Duration = Duration::from_secs(2);
+pub(crate) const LEADER_WAIT: Duration = Duration::from_secs(2);
 /// How long until a refused call is tried again.
-const LEADER_RETRY: Duration = Duration::from_millis(10);
+pub(crate) const LEADER_RETRY: Duration = Duration::from_millis(10);
+/// As good as no limit.
+const FOR_EVER: Duration = Duration::from_secs(24 * 3_600);
 /// Entries whose notices a slow listener may be behind.
 const NOTICES_MAX: usize = 4_096;
 
@@ -42,54 +40,47 @@ const NOTICES_MAX: usize = 4_096;
 pub struct ReplicaConfig {
     /// Its group.
     pub group: GroupId,
-    /// The node it runs on.
-    pub node: NodeId,
+    /// Which member it is: its node, and which life of it.
+    pub member: MemberId,
     /// The pause between checkpoints when little changes.
     pub checkpoint_interval: Millis,
     /// Envelopes of waiting tasks that stay in memory.
     pub envelope_cache_bytes: usize,
     /// How long a call waits for its answer before the outcome is unknown.
     pub propose_timeout: Millis,
+    /// Log that stays although it is checkpointed, for members that were away for a moment.
+    pub keep_log_bytes: u64,
 }
 
 impl ReplicaConfig {
     /// The usual settings.
-    pub fn new(group: GroupId, node: NodeId) -> ReplicaConfig {
+    pub fn new(group: GroupId, member: MemberId) -> ReplicaConfig {
         ReplicaConfig {
             group,
-            node,
+            member,
             checkpoint_interval: checkpoint::CHECKPOINT_INTERVAL_DEFAULT,
             envelope_cache_bytes: 16 * 1024 * 1024,
             propose_timeout: Millis::secs(10),
+            keep_log_bytes: checkpoint::KEEP_LOG_BYTES_DEFAULT,
         }
     }
 }
 
-/// All that is kept of a task beside its execution.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
-    /// Its envelope.
-    pub envelope: Option<Bytes>,
-    /// What came out.
-    pub output: Option<Bytes>,
-    /// Its last error's detail.
-    pub detail: Option<String>,
-    /// What happened, oldest first.
-    pub history: Vec<HistoryLine>,
-}
+/// Makes an empty machine: for the start, and for a checkpoint that comes from another member.
+pub type MakeMachine<M> = Box<dyn Fn() -> M + Send + Sync>;
 
 /// One member of one group. A cheap handle; the replica lives until [`Replica::stop`].
 pub struct Replica<M: Codec> {
-    inner: Arc<Inner<M>>,
+    pub(crate) inner: Arc<Inner<M>>,
 }
 
-struct Inner<M: Codec> {
-    config: ReplicaConfig,
-    shared: Arc<Shared<M>>,
-    raft: Raft<M>,
+pub(crate) struct Inner<M: Codec> {
+    pub(crate) config: ReplicaConfig,
+    pub(crate) shared: Arc<Shared<M>>,
+    pub(crate) raft: Raft<M>,
     inbox: Arc<Inbox<M::Reply>>,
     checkpointer: Arc<Checkpointer<M>>,
-    stop: watch::Sender<bool>,
+    pub(crate) stop: watch::Sender<bool>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -115,21 +106,39 @@ impl<M: Codec> Clone for Replica<M> {
 }
 
 impl<M: Codec> Replica<M> {
-    /// Loads the checkpoint into `machine`, which must be new, and starts. Returns before the log after
-    /// the checkpoint is replayed: [`Replica::ready`] waits for that.
+    /// Loads the checkpoint into a new machine and starts. Returns before the log after the checkpoint is
+    /// replayed: [`Replica::ready`] waits for that. Neither makes a group nor asks for votes by itself, other
+    /// than a member that misses its leader does.
+    #[expect(clippy::too_many_arguments, reason = "each is a part of the world that a simulation replaces")]
     pub async fn start(
         config: ReplicaConfig,
-        machine: M,
+        machine: MakeMachine<M>,
         log: GroupLog,
         store: CheckpointStore,
+        disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         executor: Arc<dyn Executor>,
+        peers: Arc<dyn Peers>,
     ) -> Result<Replica<M>> {
-        let core = start::load_elsewhere(&config, machine, store.clone(), &*executor).await?;
+        let core = start::load_elsewhere(&config, machine(), store.clone(), &*executor).await?;
+        let failed = |error: storage::Error| Error::Storage { group: config.group, what: error.to_string() };
+        transfer::finish_install(&*disk, &log, core.applied).await.map_err(failed)?;
         start::compare(&core, &log)?;
+        transfer::clear(&*disk, config.group).map_err(failed)?;
         let stamper = Stamper::new(clock, core.machine.stamps());
-        let shared = Arc::new(Shared::new(core, log, store, executor, stamper, NOTICES_MAX));
-        let raft = start::engine(shared.clone(), config.node).await?;
+        let parts = Parts {
+            config: config.clone(),
+            make: machine,
+            log,
+            store,
+            disk,
+            executor,
+            stamper,
+            peers,
+            notices_max: NOTICES_MAX,
+        };
+        let shared = Arc::new(Shared::new(core, parts));
+        let raft = start::engine(shared.clone()).await?;
         let (inbox, gatherer) = propose::inbox();
         let inbox = Arc::new(inbox);
         let (stop, stopped) = watch::channel(false);
@@ -149,144 +158,99 @@ impl<M: Codec> Replica<M> {
         self.inner.config.group
     }
 
-    /// Waits until it has a leader and all that was acknowledged before the start is applied again.
+    /// Waits until it has a leader and has applied what that says is safe; on the leader itself, all that was
+    /// acknowledged before. Without a leader it gives up after a moment.
     pub async fn ready(&self) -> Result<()> {
-        self.linearize().await
+        let mut patience = Instant::now() + LEADER_WAIT;
+        loop {
+            if self.leads() {
+                match self.read_index().await {
+                    Ok(index) => return self.wait_applied(index, FOR_EVER).await,
+                    Err(Error::Stopped) => return Err(Error::Stopped),
+                    // The next look tells.
+                    Err(_) => {}
+                }
+            } else if self.leader().is_some() {
+                let safe = self.inner.raft.metrics().borrow_watched().cluster_committed;
+                if safe.is_some_and(|safe| self.applied() >= safe.index) {
+                    return Ok(());
+                }
+                // However long the log is.
+                patience = Instant::now() + LEADER_WAIT;
+            }
+            if Instant::now() > patience {
+                return Err(self.or_stopped(Error::Unavailable));
+            }
+            sleep(LEADER_RETRY).await;
+        }
     }
 
-    /// Has commands replicated and applied, in their order; the answers come in the same order.
+    /// Which member it is.
+    pub fn member(&self) -> MemberId {
+        self.inner.config.member
+    }
+
+    /// Encodes commands once, for [`Replica::propose_pieces`] here or on the leader's node: one piece, unless
+    /// they are more than an entry takes.
+    pub fn encode(commands: &[M::Command]) -> Vec<Piece> {
+        if commands.is_empty() { Vec::new() } else { propose::encode::<M>(commands) }
+    }
+
+    /// A piece that another node encoded, once all its commands are understood: one that is not would stop every
+    /// member of the group that applies it.
+    pub fn received(bytes: Bytes) -> Result<Piece> {
+        propose::received::<M>(bytes)
+    }
+
+    /// Has commands replicated and applied, in their order; the answers come in the same order. Only on the
+    /// leader; waits a moment for one when there is none.
     ///
     /// All in one entry, unless they are more than an entry takes. [`Error::Timeout`] means that the
     /// outcome is unknown; with every other error nothing happened.
     pub async fn propose(&self, commands: Vec<M::Command>) -> Result<Vec<Applied<M::Reply>>> {
-        if commands.is_empty() {
-            return Ok(Vec::new());
-        }
-        let pieces = propose::encode::<M>(&commands);
+        let pieces = Self::encode(&commands);
         // The bytes are what counts from here on.
         drop(commands);
-        let deadline = Instant::now() + Duration::from(self.inner.config.propose_timeout);
-        let answers = match timeout_at(deadline, self.propose_pieces(pieces)).await {
-            Ok(answers) => answers,
-            Err(_) => Err(Error::Timeout),
-        };
-        answers.map_err(|error| self.or_stopped(error))
-    }
-
-    async fn propose_pieces(&self, pieces: Vec<Encoded>) -> Result<Vec<Applied<M::Reply>>> {
-        let patience = Instant::now() + LEADER_WAIT;
+        let now = Instant::now();
+        let (deadline, patience) =
+            (now + Duration::from(self.inner.config.propose_timeout), now + LEADER_WAIT);
         let mut all = Vec::new();
         let mut rest = &pieces[..];
         loop {
-            let Progress { accepted, done, refusal } = propose::send_all(&self.inner.inbox, rest).await;
-            all.extend(done);
-            rest = &rest[accepted..];
-            let Some(refusal) = refusal else { return Ok(all) };
+            let progress = propose::send_all(&self.inner.inbox, rest, deadline).await;
+            all.extend(progress.done);
+            rest = &rest[progress.accepted..];
+            let Some(refusal) = progress.refusal else { return Ok(all) };
             let is_between_leaders = matches!(refusal, Error::NotLeader { leader }
-                if leader.is_none_or(|node| node == self.inner.config.node));
+                if leader.is_none_or(|node| node == self.inner.config.member.node()));
             if is_between_leaders && Instant::now() <= patience {
                 // Nothing of the rest happened, so it can be asked again.
                 sleep(LEADER_RETRY).await;
                 continue;
             }
-            return Err(match refusal {
+            return Err(match self.or_stopped(refusal) {
                 // Some of it happened.
                 _ if !all.is_empty() => Error::Timeout,
-                _ if is_between_leaders => Error::Unavailable,
+                Error::NotLeader { .. } if is_between_leaders => Error::Unavailable,
                 refusal => refusal,
             });
         }
     }
 
-    /// Reads the machine as it is after every answer given so far, by anybody. `read` runs under the
-    /// machine's lock: it should be short, and must not block.
-    pub async fn read<T>(&self, read: impl FnOnce(&M) -> T) -> Result<T> {
-        self.linearize().await?;
-        Ok(self.read_stale(read))
+    /// One try, here, as leader: the answers of what is done, and why not the rest. [`Error::Timeout`] means
+    /// that the outcome of the rest is unknown; with every other error nothing of it happened.
+    pub async fn propose_pieces(
+        &self,
+        pieces: &[Piece],
+        patience: Duration,
+    ) -> (Vec<Applied<M::Reply>>, Option<Error>) {
+        let progress = propose::send_all(&self.inner.inbox, pieces, Instant::now() + patience).await;
+        (progress.done, progress.refusal.map(|refusal| self.or_stopped(refusal)))
     }
 
-    /// Reads the machine as it is here and now, perhaps behind. `read` runs under the machine's lock.
-    pub fn read_stale<T>(&self, read: impl FnOnce(&M) -> T) -> T {
-        read(&self.inner.shared.lock().machine)
-    }
-
-    async fn linearize(&self) -> Result<()> {
-        let patience = Instant::now() + LEADER_WAIT;
-        loop {
-            let Err(error) = self.inner.raft.ensure_linearizable(ReadPolicy::ReadIndex).await else {
-                return Ok(());
-            };
-            let leader = match error.api_error() {
-                None => return Err(Error::Stopped),
-                Some(LinearizableReadError::ForwardToLeader(forward)) => forward.leader_id,
-                Some(_) => None,
-            };
-            match leader {
-                Some(leader) if leader != self.inner.config.node.0 => {
-                    return Err(Error::NotLeader { leader: Some(NodeId(leader)) });
-                }
-                _ if Instant::now() > patience => return Err(Error::Unavailable),
-                _ => sleep(LEADER_RETRY).await,
-            }
-        }
-    }
-
-    /// The envelopes of tasks, in the order asked.
-    pub async fn envelopes(&self, tasks: &[TaskId]) -> Result<Vec<Option<Bytes>>> {
-        let mut envelopes: Vec<_> = {
-            let core = self.inner.shared.lock();
-            tasks.iter().map(|task| core.keep.envelope(*task)).collect()
-        };
-        let missing: Vec<usize> = (0..tasks.len()).filter(|&n| envelopes[n].is_none()).collect();
-        if missing.is_empty() {
-            return Ok(envelopes);
-        }
-        let keys: Vec<_> = missing.iter().map(|&n| tables::key(tasks[n])).collect();
-        let store = self.inner.shared.store().map_err(|error| self.storage_error(&error))?;
-        let rows = self.inner.shared.reader.run(move || store.get_many(tables::KEPT, &keys)).await;
-        let rows = rows.map_err(|error| self.storage_error(&error))?;
-        for (n, row) in missing.into_iter().zip(rows) {
-            envelopes[n] = row.and_then(|row| KeptMessage::decode(row).ok()?.envelope);
-        }
-        Ok(envelopes)
-    }
-
-    /// All that is kept of a task; nothing of one that is not there.
-    pub async fn kept(&self, task: TaskId) -> Result<Kept> {
-        let shared = self.inner.shared.clone();
-        let kept = self.inner.shared.reader.run(move || records::kept(&shared, task)).await;
-        let kept = kept.map_err(|error| self.storage_error(&error))?.unwrap_or_default();
-        let lines = kept.history.iter();
-        Ok(Kept {
-            // A line of a kind that this version does not know is not shown.
-            history: lines
-                .filter_map(|line| {
-                    Some(HistoryLine { at: line.at(), index: line.index(), event: line.event().ok()? })
-                })
-                .collect(),
-            envelope: kept.envelope,
-            output: kept.output,
-            detail: kept.detail,
-        })
-    }
-
-    /// Hears of the effects of entries that are proposed here, from now on.
+    /// Hears of the effects of entries that are applied here, from now on. Never holds up the replica.
     pub fn subscribe(&self) -> Notices {
         Notices(self.inner.shared.notices.subscribe())
-    }
-
-    /// Waits until leader or term changed since the last look at `seen`, and returns what is now.
-    pub async fn leader_changed(&self, seen: Option<(NodeId, u64)>) -> Option<(NodeId, u64)> {
-        let mut metrics = self.inner.raft.server_metrics();
-        loop {
-            let now = {
-                let metrics = metrics.borrow_and_update();
-                metrics.current_leader.map(|leader| (NodeId(leader), metrics.vote.leader_id.term))
-            };
-            if now != seen || metrics.changed().await.is_err() {
-                return now;
-            }
-        }
     }
 
     /// What it says of itself.
@@ -294,21 +258,30 @@ impl<M: Codec> Replica<M> {
         let metrics = self.inner.raft.metrics();
         let metrics = metrics.borrow_watched();
         let shared = &self.inner.shared;
+        let failure = shared.failure.lock().clone();
         let core = shared.lock();
         let checkpointed = shared.checkpointed.lock().applied;
         Status {
             group: shared.group,
             role: match metrics.state {
-                _ if metrics.running_state.is_err() => Role::Stopped,
+                _ if metrics.running_state.is_err() || failure.is_some() => Role::Stopped,
                 ServerState::Leader => Role::Leader,
                 ServerState::Follower => Role::Follower,
                 ServerState::Candidate => Role::Candidate,
                 ServerState::Learner => Role::Learner,
                 ServerState::Shutdown => Role::Stopped,
             },
+            member: shared.member,
             term: metrics.current_term,
-            leader: metrics.current_leader.map(NodeId),
-            voters: core.membership.voter_ids().map(NodeId).collect(),
+            leader: metrics.current_leader.map(MemberId::from_bits),
+            voted_for: (metrics.vote.leader_id.term > 0)
+                .then(|| MemberId::from_bits(metrics.vote.leader_id.voted_for)),
+            heard: match metrics.state {
+                ServerState::Leader => metrics.last_quorum_acked.map(|acked| acked.elapsed()),
+                _ => shared.heard(),
+            },
+            voters: core.membership.voter_ids().map(MemberId::from_bits).collect(),
+            learners: core.membership.membership().learner_ids().map(MemberId::from_bits).collect(),
             last: metrics.last_log_index,
             committed: metrics.local_committed.map(|id| id.index),
             applied: core.applied.map(|id| id.index),
@@ -318,7 +291,7 @@ impl<M: Codec> Replica<M> {
             envelope_cache_bytes: core.keep.cached_bytes() as u64,
             stall_max: shared.stall_max(),
             hash_points: core.hash_points.to_vec(),
-            failure: metrics.running_state.as_ref().err().map(ToString::to_string),
+            failure: failure.or_else(|| metrics.running_state.as_ref().err().map(ToString::to_string)),
         }
     }
 
@@ -335,14 +308,33 @@ impl<M: Codec> Replica<M> {
             // A task that panicked has nothing left to finish.
             let _ = task.await;
         }
-        let checkpointed = self.checkpoint_now().await;
+        let checkpointed = match self.inner.shared.is_replaced() {
+            // What the leader sent is not in yet, and what it replaces is not worth the wait.
+            true => Ok(()),
+            false => self.checkpoint_now().await,
+        };
         // An engine that waits for a full disk ends with the log.
         let _ = timeout(STOP_WAIT, self.inner.raft.shutdown()).await;
         self.inner.shared.close().await;
         checkpointed
     }
 
-    fn storage_error(&self, error: &storage::Error) -> Error {
+    /// Stops this replica for good because its state differs from that of the others (`what`). Its data stays as
+    /// it is, for whoever looks into it.
+    pub fn diverged(&self, what: &str) {
+        let mut failure = self.inner.shared.failure.lock();
+        if failure.is_some() {
+            return;
+        }
+        *failure = Some(what.to_owned());
+        drop(failure);
+        tracing::error!(group = %self.group(), member = %self.member(), what, "this replica differs: it stops");
+        self.inner.stop.send_replace(true);
+        let raft = self.inner.raft.clone();
+        tokio::spawn(async move { drop(raft.shutdown().await) });
+    }
+
+    pub(crate) fn storage_error(&self, error: &storage::Error) -> Error {
         if matches!(error, storage::Error::Closed) {
             return Error::Stopped;
         }
@@ -350,7 +342,7 @@ impl<M: Codec> Replica<M> {
     }
 
     /// After the stop, a refusal is the stop's.
-    fn or_stopped(&self, error: Error) -> Error {
+    pub(crate) fn or_stopped(&self, error: Error) -> Error {
         match error {
             Error::NotLeader { .. } | Error::Unavailable if *self.inner.stop.borrow() => Error::Stopped,
             error => error,

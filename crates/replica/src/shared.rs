@@ -3,21 +3,26 @@
 //! The lock is never held across an await, and by a checkpoint only for a slice at a time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use model::GroupId;
+use model::{GroupId, MemberId};
 use parking_lot::{Mutex, MutexGuard};
 use state_machine::{Machine, NextDue};
-use storage::{CheckpointStore, Executor, GroupLog};
-use tokio::sync::{Notify, broadcast};
+use storage::{CheckpointStore, Disk, Executor, GroupLog};
+use tokio::sync::{Notify, broadcast, watch};
 
+use crate::checkpoint::Cut;
 use crate::clock::Stamper;
 use crate::hash_points::HashPoints;
+use crate::holds::Holds;
 use crate::keep::Keep;
 use crate::machine_store::Checkpointed;
-use crate::notice::Notice;
+use crate::notice::Heard;
 use crate::offload::Offload;
+use crate::peers::Peers;
+use crate::replica::{MakeMachine, ReplicaConfig};
+use crate::transfer::{Incoming, Spool};
 use crate::type_config::{LogId, StoredMembership};
 
 /// What a checkpoint rests before each slice.
@@ -40,6 +45,13 @@ pub(crate) struct Core<M> {
 /// What the tasks of one replica share.
 pub(crate) struct Shared<M> {
     pub(crate) group: GroupId,
+    pub(crate) member: MemberId,
+    pub(crate) envelope_cache_bytes: usize,
+    pub(crate) keep_log_bytes: u64,
+    /// Makes an empty machine, to install a checkpoint of another member into.
+    pub(crate) make: MakeMachine<M>,
+    pub(crate) peers: Arc<dyn Peers>,
+    pub(crate) disk: Arc<dyn Disk>,
     pub(crate) log: GroupLog,
     core: Mutex<Core<M>>,
     /// Until the stop.
@@ -49,29 +61,69 @@ pub(crate) struct Shared<M> {
     pub(crate) executor: Arc<dyn Executor>,
     pub(crate) reader: Offload,
     pub(crate) stamper: Stamper,
-    pub(crate) notices: broadcast::Sender<Arc<Vec<Notice>>>,
+    pub(crate) notices: broadcast::Sender<Heard>,
     /// Rings when entries were applied: there may be something to checkpoint.
     pub(crate) applied: Notify,
+    /// The last applied entry, for those who wait for one.
+    pub(crate) applied_index: watch::Sender<Option<u64>>,
+    /// Reads that wait for a quorum's word: heartbeats do not wait for company then.
+    pub(crate) reads_waiting: AtomicUsize,
+    /// A cut that is not on disk yet: what it holds is nowhere else, so it must be before the next. Whoever
+    /// writes the checkpoint or replaces it holds this.
+    pub(crate) unwritten: tokio::sync::Mutex<Option<Cut>>,
+    /// The state is being replaced by a checkpoint of the leader.
+    pub(crate) installing: AtomicBool,
+    /// What of the log others still need.
+    pub(crate) holds: Holds,
+    /// A checkpoint that is being sent, and when it last was.
+    pub(crate) spool: tokio::sync::Mutex<Option<(Arc<Spool>, tokio::time::Instant)>>,
+    /// A checkpoint that is being received.
+    pub(crate) incoming: tokio::sync::Mutex<Option<Incoming>>,
+    /// When the leader was last heard.
+    heard: Mutex<Option<tokio::time::Instant>>,
+    /// Why this replica stopped for good, if it did.
+    pub(crate) failure: Mutex<Option<String>>,
     /// Rings when the next due time moved.
     pub(crate) due_moved: Notify,
     stall_max_us: AtomicU64,
 }
 
+/// What a replica is made of.
+pub(crate) struct Parts<M> {
+    pub(crate) config: ReplicaConfig,
+    pub(crate) make: MakeMachine<M>,
+    pub(crate) log: GroupLog,
+    pub(crate) store: CheckpointStore,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) executor: Arc<dyn Executor>,
+    pub(crate) stamper: Stamper,
+    pub(crate) peers: Arc<dyn Peers>,
+    pub(crate) notices_max: usize,
+}
+
 impl<M: Machine> Shared<M> {
-    pub(crate) fn new(
-        core: Core<M>,
-        log: GroupLog,
-        store: CheckpointStore,
-        executor: Arc<dyn Executor>,
-        stamper: Stamper,
-        notices_max: usize,
-    ) -> Shared<M> {
+    pub(crate) fn new(core: Core<M>, parts: Parts<M>) -> Shared<M> {
+        let Parts { config, make, log, store, disk, executor, stamper, peers, notices_max } = parts;
         let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
-        let group = log.group();
         let reader = Offload::new(&*executor, log.clone());
         Shared {
-            group,
+            group: config.group,
+            member: config.member,
+            envelope_cache_bytes: config.envelope_cache_bytes,
+            keep_log_bytes: config.keep_log_bytes,
+            make,
+            peers,
+            disk,
             log,
+            applied_index: watch::channel(core.applied.map(|id| id.index)).0,
+            reads_waiting: AtomicUsize::new(0),
+            unwritten: Default::default(),
+            installing: AtomicBool::new(false),
+            holds: Holds::default(),
+            spool: Default::default(),
+            incoming: Default::default(),
+            heard: Mutex::default(),
+            failure: Mutex::default(),
             core: Mutex::new(core),
             store: Mutex::new(Some(store)),
             checkpointed: Mutex::new(checkpointed),
@@ -83,6 +135,27 @@ impl<M: Machine> Shared<M> {
             due_moved: Notify::new(),
             stall_max_us: AtomicU64::new(0),
         }
+    }
+
+    /// The leader was heard.
+    pub(crate) fn hear(&self) {
+        *self.heard.lock() = Some(tokio::time::Instant::now());
+    }
+
+    /// How long ago the leader was last heard.
+    pub(crate) fn heard(&self) -> Option<Duration> {
+        self.heard.lock().map(|heard| heard.elapsed())
+    }
+
+    /// The entry at `index` is applied: whoever waits for it is told.
+    pub(crate) fn has_applied(&self, index: u64) {
+        self.applied.notify_one();
+        self.applied_index.send_replace(Some(index));
+    }
+
+    /// Whether a checkpoint of the leader is taking this state's place.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.installing.load(Ordering::Relaxed)
     }
 
     /// What is on disk; not after the stop.

@@ -1,34 +1,36 @@
 //! Brings a replica up: the checkpoint into a fresh machine, then the engine, which replays the log after it.
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 
-use model::{GroupId, NodeId};
-use openraft::impls::BasicNode;
+use model::GroupId;
 use openraft::{Config, SnapshotPolicy};
 use prost::Message;
 use state_machine::Table;
-use storage::{CheckpointStore, Executor, GroupLog};
+use storage::{CheckpointStore, Disk, Executor, GroupLog};
 use tokio::sync::oneshot;
-use wire::entry::{CheckpointHead, LogId as LogIdMessage};
+use wire::entry::CheckpointHead;
 
 use crate::codec::Codec;
 use crate::error::{Error, Result};
+use crate::hash_points::HashPoints;
 use crate::keep::Keep;
 use crate::log_store::LogStore;
 use crate::machine_store::MachineStore;
-use crate::network::Alone;
+use crate::network::Ways;
 use crate::propose::Raft;
 use crate::replica::ReplicaConfig;
 use crate::shared::{Core, Shared};
 use crate::tables;
-use crate::type_config::{LogId, Membership, StoredMembership, log_id, membership_from_message};
+use crate::type_config::{Membership, StoredMembership, log_id_from_message, membership_from_message};
 
 /// Beats between members; an election begins when they stay out for a few of them.
-const HEARTBEAT_MS: u64 = 500;
-const ELECTION_MS_MIN: u64 = 1_500;
-const ELECTION_MS_MAX: u64 = 3_000;
+const HEARTBEAT_MS: u64 = 100;
+const ELECTION_MS_MIN: u64 = 400;
+const ELECTION_MS_MAX: u64 = 800;
+/// More entries than there are: the engine never lets go of the log by itself, `checkpoint` tells it to.
+const KEEP_ALL: u64 = u64::MAX / 2;
 
 /// [`load`], on a thread that may block: replicas of one node load side by side.
 pub(crate) async fn load_elsewhere<M: Codec>(
@@ -48,33 +50,81 @@ pub(crate) async fn load_elsewhere<M: Codec>(
     loaded.await.unwrap_or(Err(Error::Stopped))
 }
 
-/// A machine as its checkpoint describes it: records in, indexes built, hash compared.
+/// A machine as its checkpoint describes it.
 fn load<M: Codec>(
     group: GroupId,
-    mut machine: M,
+    machine: M,
     store: &CheckpointStore,
     envelope_cache_bytes: usize,
 ) -> Result<Core<M>> {
-    let failed = |what: String| Error::Storage { group, what };
-    let row = store.get(tables::HEAD, tables::HEAD_KEY).map_err(|error| failed(error.to_string()))?;
-    let head = match row {
-        Some(row) => Some(CheckpointHead::decode(row).map_err(|error| failed(damaged(&error)))?),
-        None => None,
-    };
-    for table in Table::ALL {
-        let mut refused = None;
-        let read = store.for_each(table as u8, &mut |key, value| match machine.load(table, key, value) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                refused = Some(damaged(&error));
-                Err(storage::Error::Closed)
-            }
-        });
+    let mut loading = Loading::new(machine);
+    let row = store.get(tables::HEAD, tables::HEAD_KEY);
+    let head =
+        row.and_then(|row| row.map_or(Ok(()), |row| loading.row(tables::HEAD, tables::HEAD_KEY, &row)));
+    let read = Table::ALL.into_iter().try_fold((), |(), table| {
+        store.for_each(table as u8, &mut |key, value| loading.row(table as u8, key, value))
+    });
+    loading.end(group, head.and(read), envelope_cache_bytes)
+}
+
+/// The same, from a file that another member sent.
+pub(crate) fn load_spooled<M: Codec>(
+    group: GroupId,
+    machine: M,
+    disk: &dyn Disk,
+    path: &Path,
+    envelope_cache_bytes: usize,
+) -> Result<Core<M>> {
+    let mut loading = Loading::new(machine);
+    let read = storage::read_spooled(disk, path, &mut |table, key, value| loading.row(table, key, value));
+    loading.end(group, read.map(drop), envelope_cache_bytes)
+}
+
+/// A machine that is being filled: records in, tables in their order, then indexes built and the hash compared.
+struct Loading<M> {
+    machine: M,
+    head: Option<CheckpointHead>,
+    refused: Option<String>,
+}
+
+impl<M: Codec> Loading<M> {
+    fn new(machine: M) -> Loading<M> {
+        Loading { machine, head: None, refused: None }
+    }
+
+    fn row(&mut self, table: u8, key: &[u8], value: &[u8]) -> storage::Result<()> {
+        let taken = match Table::ALL.into_iter().find(|known| *known as u8 == table) {
+            Some(table) => self.machine.load(table, key, value).map_err(|error| damaged(&error)),
+            None if table == tables::HEAD && key == tables::HEAD_KEY => CheckpointHead::decode(value)
+                .map(|head| self.head = Some(head))
+                .map_err(|error| damaged(&error)),
+            // What is kept of tasks stays on the disk.
+            None => Ok(()),
+        };
+        taken.map_err(|what| {
+            self.refused = Some(what);
+            storage::Error::Closed
+        })
+    }
+
+    fn end(self, group: GroupId, read: storage::Result<()>, envelope_cache_bytes: usize) -> Result<Core<M>> {
+        let failed = |what: String| Error::Storage { group, what };
+        let Loading { machine, head, refused } = self;
         if let Some(what) = refused {
             return Err(failed(what));
         }
         read.map_err(|error| failed(error.to_string()))?;
+        core(group, machine, head, envelope_cache_bytes)
     }
+}
+
+fn core<M: Codec>(
+    group: GroupId,
+    mut machine: M,
+    head: Option<CheckpointHead>,
+    envelope_cache_bytes: usize,
+) -> Result<Core<M>> {
+    let failed = |what: String| Error::Storage { group, what };
     machine.loaded().map_err(|error| failed(damaged(&error)))?;
     if let Some(head) = &head
         && machine.hash() != head.hash()
@@ -86,15 +136,19 @@ fn load<M: Codec>(
         Some(message) => membership_from_message(message).ok_or_else(|| failed(damaged(&"its members")))?,
         None => Membership::default(),
     };
-    let membership = StoredMembership::new(head.membership_at.map(engine_id), members);
+    let membership = StoredMembership::new(head.membership_at.map(log_id_from_message), members);
     let next_due = machine.next_due();
+    let mut hash_points = HashPoints::default();
+    if let Some(applied) = head.applied {
+        hash_points.push(applied.index, machine.hash());
+    }
     Ok(Core {
         machine,
         keep: Keep::new(envelope_cache_bytes),
-        applied: head.applied.map(engine_id),
+        applied: head.applied.map(log_id_from_message),
         membership,
         bytes_since_cut: 0,
-        hash_points: Default::default(),
+        hash_points,
         next_due,
     })
 }
@@ -112,27 +166,16 @@ fn damaged(what: &dyn std::fmt::Display) -> String {
     format!("the checkpoint is damaged ({what}): restore it from a backup or from another member")
 }
 
-fn engine_id(id: LogIdMessage) -> LogId {
-    log_id(id.term, id.index)
-}
-
-/// The engine of a group of one, leading as soon as it has read its log.
-pub(crate) async fn engine<M: Codec>(shared: Arc<Shared<M>>, node: NodeId) -> Result<Raft<M>> {
+/// The engine: it reads its log, and waits for its leader.
+pub(crate) async fn engine<M: Codec>(shared: Arc<Shared<M>>) -> Result<Raft<M>> {
     let group = shared.group;
     let failed = |what: String| Error::Storage { group, what };
     let config = config(group).validate().map_err(|error| failed(error.to_string()))?;
     let log = LogStore::new(shared.log.clone());
-    let raft = Raft::new(node.0, Arc::new(config), Alone, log, MachineStore::new(shared)).await;
-    let raft = raft.map_err(|error| failed(error.to_string()))?;
-    let is_initialized = raft.is_initialized().await.map_err(|error| failed(error.to_string()))?;
-    if is_initialized {
-        // Alone, there is nobody to wait for.
-        raft.trigger().elect(false).await.map_err(|error| failed(error.to_string()))?;
-    } else {
-        let members = BTreeMap::from([(node.0, BasicNode::default())]);
-        raft.initialize(members).await.map_err(|error| failed(error.to_string()))?;
-    }
-    Ok(raft)
+    let member = shared.member.bits();
+    let raft =
+        Raft::new(member, Arc::new(config), Ways::new(shared.clone()), log, MachineStore::new(shared)).await;
+    raft.map_err(|error| failed(error.to_string()))
 }
 
 fn config(group: GroupId) -> Config {
@@ -144,7 +187,7 @@ fn config(group: GroupId) -> Config {
         enable_pre_vote: Some(true),
         // A checkpoint is the snapshot, and only `checkpoint` makes one.
         snapshot_policy: SnapshotPolicy::Never,
-        max_in_snapshot_log_to_keep: 0,
+        max_in_snapshot_log_to_keep: KEEP_ALL,
         // What a leader had applied before a crash is not saved: it must win an election to know again.
         enable_leader_restore: Some(false),
         ..Config::default()

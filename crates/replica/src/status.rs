@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use model::{GroupId, NodeId};
+use model::{GroupId, MemberId};
 
 use crate::hash_points::HashPoint;
 
@@ -39,14 +39,22 @@ impl Role {
 pub struct Status {
     /// Its group.
     pub group: GroupId,
+    /// Which member it is.
+    pub member: MemberId,
     /// What it is.
     pub role: Role,
     /// The term it knows.
     pub term: u64,
     /// Who leads, if known.
-    pub leader: Option<NodeId>,
+    pub leader: Option<MemberId>,
+    /// Whom it voted for in this term.
+    pub voted_for: Option<MemberId>,
+    /// How long ago the leader was last heard; for a leader, a quorum.
+    pub heard: Option<Duration>,
     /// Who votes.
-    pub voters: Vec<NodeId>,
+    pub voters: Vec<MemberId>,
+    /// Who follows without a vote.
+    pub learners: Vec<MemberId>,
     /// The last entry in its log.
     pub last: Option<u64>,
     /// The last entry that is safe.

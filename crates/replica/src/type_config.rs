@@ -7,11 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use bytes::Bytes;
+use model::{MemberId, NodeId};
 use openraft::impls::{BasicNode, leader_id_std};
 use openraft::raft::responder::Responder;
 use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
-use wire::entry::{Member, Membership as MembershipMessage, Voters};
+use wire::entry::{
+    LogId as LogIdMessage, Member, Membership as MembershipMessage, Vote as VoteMessage, Voters,
+};
 
 // Deprecated in favour of the crate that it comes from: one dependency less to pin.
 #[allow(deprecated)]
@@ -110,9 +113,35 @@ impl<T: Send + 'static> Responder<Types, T> for OnDone<T> {
     }
 }
 
+/// The node of a member, from the engine's number for it.
+pub(crate) fn node_of(member: u64) -> NodeId {
+    MemberId::from_bits(member).node()
+}
+
 /// A log id from its parts.
 pub(crate) fn log_id(term: u64, index: u64) -> LogId {
     LogId::new(term.into(), index)
+}
+
+/// A log id as it is stored and sent.
+pub(crate) fn log_id_to_message(id: LogId) -> LogIdMessage {
+    LogIdMessage { term: id.leader_id.term, index: id.index }
+}
+
+/// A log id from what was stored or sent.
+pub(crate) fn log_id_from_message(id: LogIdMessage) -> LogId {
+    log_id(id.term, id.index)
+}
+
+/// A vote as it is stored and sent.
+pub(crate) fn vote_to_message(vote: &Vote) -> VoteMessage {
+    VoteMessage { term: vote.leader_id.term, member: vote.leader_id.voted_for, committed: vote.committed }
+}
+
+/// A vote from what was stored or sent.
+pub(crate) fn vote_from_message(vote: VoteMessage) -> Vote {
+    let leader_id = leader_id_std::LeaderId { term: vote.term, voted_for: vote.member };
+    Vote { leader_id, committed: vote.committed }
 }
 
 /// Members as they are stored.

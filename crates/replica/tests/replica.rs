@@ -8,11 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{GROUP, Node, ack, breaks_checkpoints, claim, config, enqueue, task_id};
+use bytes::Bytes;
+use common::{GROUP, Node, Toy, ack, breaks_checkpoints, claim, config, enqueue, task_id};
 use model::command::OnTask;
 use model::limits::ENTRY_COMMANDS_MAX;
 use model::{Command, Event, Millis, Reply, Start, StateKind};
-use replica::{Error, Heard, ReplicaConfig, Role};
+use replica::{Error, Heard, Replica, ReplicaConfig, Role};
 use state_machine::Effect;
 use storage::{Disk, MemDisk};
 
@@ -410,6 +411,24 @@ async fn a_log_and_a_checkpoint_that_do_not_follow_each_other_are_refused() {
         };
         assert!(error.to_string().contains(text), "{what}: {error}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_piece_of_another_node_is_understood_before_it_is_proposed() {
+    let node = start(&disk(), config()).await;
+    let commands: Vec<_> = (0..3).map(|n| enqueue(n, Start::Now)).collect();
+    let [piece] = &Replica::<Toy>::encode(&commands)[..] else { panic!("one piece") };
+    let received = Replica::<Toy>::received(piece.bytes.clone()).unwrap();
+    assert_eq!(&received, piece);
+    let (done, refused) = node.replica.propose_pieces(&[received], Duration::from_secs(10)).await;
+    assert_eq!((done.len(), refused.is_none()), (3, true));
+    let cut = piece.bytes.slice(..piece.bytes.len() - 1);
+    let unknown = Bytes::from_static(&[0x1a, 0x03, 0xfa, 0x06, 0x00]);
+    for (what, bytes) in [("cut", cut), ("unknown", unknown), ("nothing", Bytes::new())] {
+        let refused = Replica::<Toy>::received(bytes);
+        assert!(matches!(refused, Err(Error::Malformed { .. })), "{what}: {refused:?}");
+    }
+    node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

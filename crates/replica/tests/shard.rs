@@ -9,26 +9,34 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use model::command::{Ack, Claim, ClaimQueue};
 use model::{
-    Claimed, Command, Digest, GroupId, Millis, NewTask, NodeId, QueueName, Reply, RetryOverride, ShardId,
-    Start, StateKind, TaskId, WallTime, WorkerName,
+    Claimed, Command, Digest, GroupId, MemberId, Millis, NewTask, NodeId, QueueName, Reply, RetryOverride,
+    ShardId, Start, StateKind, TaskId, WallTime, WorkerName,
 };
-use replica::{Codec, Replica, ReplicaConfig, SystemClock};
+use replica::{Codec, NoPeers, Replica, ReplicaConfig, SystemClock};
 use state_machine::{Catalog, Shard};
 use storage::{CheckpointStore, Disk, Log, LogOptions, MemDisk, ThreadExecutor, checkpoint_path};
 
-async fn start<M: Codec>(disk: &MemDisk, group: u16, machine: M) -> (Log, Replica<M>) {
+async fn start<M: Codec>(disk: &MemDisk, group: u16, make: fn() -> M) -> (Log, Replica<M>) {
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
     let executor = Arc::new(ThreadExecutor);
     let options = LogOptions { on_fatal: Arc::new(|_| ()), segment_bytes: 4 << 20, ..LogOptions::default() };
     let (log, _) = Log::open(disk.clone(), Path::new("log"), options, executor.clone()).unwrap();
     disk.create_dir_all(Path::new("shards")).unwrap();
     let group = GroupId(group);
-    let store = CheckpointStore::open(disk, &checkpoint_path(group), 1 << 20).unwrap();
+    let store = CheckpointStore::open(disk.clone(), &checkpoint_path(group), 1 << 20).unwrap();
     // Only the test checkpoints.
-    let config =
-        ReplicaConfig { checkpoint_interval: Millis::hours(1), ..ReplicaConfig::new(group, NodeId(1)) };
-    let clock = Arc::new(SystemClock::new());
-    let replica = Replica::start(config, machine, log.group(group), store, clock, executor).await.unwrap();
+    let member = MemberId::new(NodeId(1), 0);
+    let config = ReplicaConfig { checkpoint_interval: Millis::hours(1), ..ReplicaConfig::new(group, member) };
+    let (clock, peers) = (Arc::new(SystemClock::new()), Arc::new(NoPeers));
+    let log_of_group = log.group(group);
+    let replica = Replica::start(config, Box::new(make), log_of_group, store, disk, clock, executor, peers)
+        .await
+        .unwrap();
+    if replica.is_initialized().await.unwrap() {
+        replica.elect().await.unwrap();
+    } else {
+        replica.initialize(&[(member, String::new())]).await.unwrap();
+    }
     replica.ready().await.unwrap();
     (log, replica)
 }
@@ -102,7 +110,7 @@ fn state(replica: &Replica<Shard>, task: TaskId) -> Option<StateKind> {
 async fn an_acked_task_stays_done_through_checkpoint_and_crash() {
     for checkpoints in [false, true] {
         let disk = MemDisk::new();
-        let (log, replica) = start(&disk, 1, shard()).await;
+        let (log, replica) = start(&disk, 1, shard).await;
         replica.propose((0..10).map(|n| enqueue(n, Start::Now)).collect()).await.unwrap();
         let claims = claim(&replica, 10, Millis::secs(30)).await;
         assert_eq!(claims.len(), 10);
@@ -112,7 +120,7 @@ async fn an_acked_task_stays_done_through_checkpoint_and_crash() {
         replica.propose(claims[..5].iter().map(ack).collect()).await.unwrap();
         disk.crash(7);
         drop((log, replica));
-        let (log, replica) = start(&disk, 1, shard()).await;
+        let (log, replica) = start(&disk, 1, shard).await;
         for (n, claimed) in claims.iter().enumerate() {
             let expected = if n < 5 { StateKind::Done } else { StateKind::Claimed };
             assert_eq!(state(&replica, claimed.id), Some(expected));
@@ -128,7 +136,7 @@ async fn an_acked_task_stays_done_through_checkpoint_and_crash() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_ends_at_its_deadline_and_a_delay_at_its_time() {
-    let (log, replica) = start(&MemDisk::new(), 1, shard()).await;
+    let (log, replica) = start(&MemDisk::new(), 1, shard).await;
     replica.propose(vec![enqueue(1, Start::Now), enqueue(2, Start::After(Millis(200)))]).await.unwrap();
     let claims = claim(&replica, 10, Millis(100)).await;
     assert_eq!(claims.len(), 1);
@@ -145,13 +153,13 @@ async fn a_claim_ends_at_its_deadline_and_a_delay_at_its_time() {
 async fn the_catalog_is_replicated_in_the_same_way() {
     use model::catalog::{CatalogCommand, ClusterFacts};
     let disk = MemDisk::new();
-    let (log, replica) = start(&disk, 0, Catalog::new()).await;
+    let (log, replica) = start(&disk, 0, Catalog::new).await;
     let facts = ClusterFacts { cluster_id: 7, shards: 4, token_key: [1; 32] };
     replica.propose(vec![CatalogCommand::Init(facts.clone())]).await.unwrap();
     replica.stop().await.unwrap();
     log.close().unwrap();
     drop((log, replica));
-    let (log, replica) = start(&disk, 0, Catalog::new()).await;
+    let (log, replica) = start(&disk, 0, Catalog::new).await;
     assert_eq!(replica.read(|catalog| catalog.cluster().cloned()).await.unwrap(), Some(facts));
     replica.stop().await.unwrap();
     log.close().unwrap();

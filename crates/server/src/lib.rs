@@ -10,6 +10,8 @@ mod error;
 mod http;
 mod latency;
 mod listen;
+mod peer_network;
+mod porch;
 mod problem;
 mod reply;
 
@@ -17,10 +19,13 @@ use std::net::SocketAddr;
 
 use app::App;
 use node::Node;
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 pub use config::{PORT_DEFAULT, ServerConfig};
 pub use error::Error;
+pub use peer_network::{PeerTls, TcpNetwork};
+pub use porch::Porch;
 
 /// A running server.
 pub struct Server {
@@ -35,9 +40,14 @@ impl Server {
         let listener = listen::bind(&config).await?;
         let addr = listener.local_addr().map_err(|source| Error::Bind { addr: config.listen, source })?;
         config.listen = addr;
-        let app = App::new(config, node);
+        Ok(Server::on(listener, config, node))
+    }
+
+    /// Serves on a port that is already taken.
+    fn on(listener: TcpListener, config: ServerConfig, node: Node) -> Server {
+        let (addr, app) = (config.listen, App::new(config, node));
         let accepting = tokio::spawn(listen::run(listener, app.clone()));
-        Ok(Server { addr, app, accepting })
+        Server { addr, app, accepting }
     }
 
     /// Where it listens: with port 0 asked for, the port that it got.

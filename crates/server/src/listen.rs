@@ -34,7 +34,7 @@ use crate::problem::Refusal;
 /// Connections that the system holds until we accept them.
 const BACKLOG: u32 = 1024;
 /// How long to wait when the system has no room for another connection.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+pub(crate) const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 /// Streams of one HTTP/2 connection at once.
 const STREAMS_MAX: u32 = 1_000;
 /// All headers of one request.
@@ -60,7 +60,8 @@ pub(crate) async fn bind(config: &ServerConfig) -> Result<TcpListener, Error> {
     })
 }
 
-fn listen_on(addr: SocketAddr) -> io::Result<TcpListener> {
+/// A listening socket on this address.
+pub(crate) fn listen_on(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // A port whose last connections are still closing is free.
     socket.set_reuseaddr(true)?;

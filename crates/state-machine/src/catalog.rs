@@ -1,13 +1,21 @@
-//! The catalog: facts about the cluster, and the queues' settings.
+//! The catalog: facts about the cluster, its nodes and their votes, and the queues' settings.
+
+mod nodes;
 
 use std::collections::BTreeMap;
 
-use model::catalog::{CatalogCommand, CatalogReply, ClusterFacts};
-use model::{Elapsed, Position, QueueName, QueueSettings, Rejection, WallTime, limits};
+use model::catalog::{CatalogCommand, CatalogReply, ClusterFacts, NodeAddresses, NodeRecord};
+use model::{Elapsed, GroupId, NodeId, Position, QueueName, QueueSettings, Rejection, WallTime, limits};
 
+use self::nodes::Nodes;
 use crate::effects::Effects;
 use crate::machine::{Change, Damaged, Machine, NextDue, Table};
-use crate::shard::record::{Read, Reader, Writer, read_settings, version, write_settings};
+use crate::shard::record::{Read, Reader, Writer, read_settings, write_settings};
+
+/// The version of the record of a catalog that knows no nodes: bytes and hash of such a one never change.
+const VERSION_WITHOUT_NODES: u8 = 1;
+/// The version that is written.
+const VERSION: u8 = 2;
 
 /// Group 0's state. Small: it is checkpointed and hashed as a whole.
 #[derive(Debug, Default)]
@@ -20,6 +28,7 @@ pub struct Catalog {
     deleted: BTreeMap<QueueName, u64>,
     /// The next version, for all queues: never used twice, even by a queue that was deleted.
     version: u64,
+    nodes: Nodes,
     changed: usize,
     cut: Vec<Change>,
 }
@@ -48,6 +57,36 @@ impl Catalog {
     /// Deleted queues and the version of their deletion.
     pub fn deleted(&self) -> impl Iterator<Item = (&QueueName, u64)> {
         self.deleted.iter().map(|(name, &version)| (name, version))
+    }
+
+    /// Grows with every change of queues; 0 before the first.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// A node's record.
+    pub fn node(&self, node: NodeId) -> Option<&NodeRecord> {
+        self.nodes.known.get(&node)
+    }
+
+    /// All nodes, by number. None in a cluster of one that was made before nodes had records.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &NodeRecord)> {
+        self.nodes.known.iter().map(|(node, record)| (*node, record))
+    }
+
+    /// The last life of a node that was removed.
+    pub fn removed(&self, node: NodeId) -> Option<u64> {
+        self.nodes.removed.get(&node).copied()
+    }
+
+    /// Who shall vote in a group; nothing when nobody has said so yet.
+    pub fn voters(&self, group: GroupId) -> Option<&[NodeId]> {
+        self.nodes.voters.get(&group).map(Vec::as_slice)
+    }
+
+    /// Grows with every change of nodes and votes; 0 before the first.
+    pub fn nodes_version(&self) -> u64 {
+        self.nodes.version
     }
 
     fn set_queue(
@@ -83,9 +122,25 @@ impl Catalog {
         CatalogReply::Version(self.version)
     }
 
+    fn found(&mut self, facts: ClusterFacts, nodes: Vec<(NodeId, NodeAddresses)>) -> CatalogReply {
+        let known = self.cluster.get_or_insert_with(|| {
+            self.nodes.found(nodes);
+            facts
+        });
+        CatalogReply::Cluster(known.clone())
+    }
+
+    /// Before there is a cluster, nobody can join it.
+    fn founded(&mut self) -> Result<&mut Nodes, Rejection> {
+        if self.cluster.is_none() {
+            return Err(Rejection::NoCluster);
+        }
+        Ok(&mut self.nodes)
+    }
+
     fn write(&self) -> Vec<u8> {
         let mut w = Writer::default();
-        version(&mut w);
+        w.u8(if self.nodes.is_unknown() { VERSION_WITHOUT_NODES } else { VERSION });
         w.u64(self.version);
         w.option(self.cluster.as_ref(), |w, facts| {
             w.u128(facts.cluster_id);
@@ -102,6 +157,9 @@ impl Catalog {
             w.str(name.as_str());
             w.u64(*version);
         }
+        if !self.nodes.is_unknown() {
+            self.nodes.write(&mut w);
+        }
         w.0
     }
 
@@ -109,7 +167,10 @@ impl Catalog {
         let r = &mut Reader(value);
         self.elapsed = Elapsed(r.u64()?);
         self.wall = WallTime::from_millis(r.u64()?);
-        r.version()?;
+        let version = r.u8()?;
+        if !(VERSION_WITHOUT_NODES..=VERSION).contains(&version) {
+            return Err("its version is newer than this program: upgrade");
+        }
         self.version = r.u64()?;
         self.cluster = r.option(|r| {
             let (cluster_id, shards) = (r.u128()?, r.u16()?);
@@ -123,6 +184,9 @@ impl Catalog {
         for _ in 0..r.u32()? {
             let name = QueueName::new(r.str()?).map_err(|_| "a queue name is none")?;
             self.deleted.insert(name, r.u64()?);
+        }
+        if version == VERSION {
+            self.nodes = Nodes::read(r)?;
         }
         r.end()
     }
@@ -142,6 +206,18 @@ impl Machine for Catalog {
             CatalogCommand::Init(facts) => CatalogReply::Cluster(self.cluster.get_or_insert(facts).clone()),
             CatalogCommand::SetQueue { queue, settings } => self.set_queue(queue, settings)?,
             CatalogCommand::DeleteQueue { queue } => self.delete_queue(queue),
+            CatalogCommand::Found { facts, nodes } => self.found(facts, nodes),
+            CatalogCommand::AddNode { node, nonce, addresses } => {
+                self.founded()?.add(node, nonce, addresses)?
+            }
+            CatalogCommand::SetNode { node, incarnation, addresses } => {
+                self.founded()?.set(node, incarnation, addresses)?
+            }
+            CatalogCommand::Leave { node } => self.founded()?.leave(node)?,
+            CatalogCommand::RemoveNode { node, incarnation } => self.founded()?.remove(node, incarnation)?,
+            CatalogCommand::SetVoters { group, nodes, version } => {
+                self.founded()?.set_voters(group, nodes, version)?
+            }
         };
         self.elapsed = self.elapsed.max(at.elapsed);
         self.wall = self.wall.max(at.wall);

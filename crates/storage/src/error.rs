@@ -128,7 +128,7 @@ impl fmt::Display for Owner {
 
 impl Error {
     /// Wraps an error of the operating system; a full disk becomes [`Error::Full`].
-    pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Error {
+    pub fn io(what: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Error {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::Full { path: path.into() },
             _ => Error::Io { what, path: path.into(), source: Arc::new(source) },

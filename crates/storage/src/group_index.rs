@@ -112,6 +112,13 @@ impl GroupIndex {
         total - self.end_of((upto as usize).min(self.slots.len()))
     }
 
+    /// The last entry with at least `bytes` of records after it.
+    pub(crate) fn last_before(&self, bytes: u64) -> Option<u64> {
+        let upto = self.end_of(self.slots.len()).checked_sub(bytes)?;
+        let count = self.slots.partition_point(|slot| slot.end <= upto) as u64;
+        (count > 0).then(|| self.first + count - 1)
+    }
+
     /// Adds entries that follow the last one. Returns which append this was.
     pub(crate) fn append(&mut self, entries: &[LogEntry]) -> Result<u32> {
         for (expected, entry) in (self.next_index(entries)..).zip(entries) {
@@ -332,6 +339,12 @@ mod tests {
         assert_eq!(indices(&index, 8..99, usize::MAX), [8, 9]);
         assert_eq!(indices(&index, 4..10, 320), [4, 5], "160 bytes a record");
         assert_eq!(indices(&index, 4..10, 1), [4], "at least one");
+        assert_eq!(index.last_before(0), Some(9));
+        assert_eq!(index.last_before(320), Some(7));
+        assert_eq!(index.last_before(321), Some(6));
+        assert_eq!(index.last_before(800), Some(4));
+        assert_eq!(index.last_before(960), None, "there is nothing before the first");
+        assert_eq!(index.last_before(u64::MAX), None);
         assert_eq!(index.bytes_since(7), 320);
         assert_eq!(index.bytes_since(0), 960);
         assert_eq!(index.bytes_since(99), 0);

@@ -210,6 +210,11 @@ impl GroupLog {
         self.group.index.lock().bytes_since(index)
     }
 
+    /// The last entry that is there with at least `bytes` of records after it.
+    pub fn last_before(&self, bytes: u64) -> Option<u64> {
+        self.group.index.lock().last_before(bytes)
+    }
+
     /// Changes the index and queues the change, under one lock, so that both happen in the same order.
     fn submit<'a>(
         &'a self,

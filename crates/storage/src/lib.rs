@@ -45,12 +45,15 @@ pub use lock::DirLock;
 pub use log::{Log, LogOptions, OnFatal, Recovered, RecoveredGroup, TornTail};
 pub use mem_disk::MemDisk;
 pub use reserve::{Reserve, RoomState};
+pub use spool::{OnSpooled, Spooled, read_spooled};
 pub use stats::LogStats;
 
 /// The log's directory, below the data directory.
 pub const LOG_DIR: &str = "log";
 /// The directory of the checkpoints, below the data directory.
 pub const CHECKPOINT_DIR: &str = "shards";
+/// The directory of checkpoints on their way to or from other members.
+pub const TRANSFER_DIR: &str = "transfer";
 /// The file whose lock keeps a second process out.
 pub const LOCK_FILE: &str = "LOCK";
 /// The file that holds the disk's reserve.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::batch::Batch;
 use crate::checkpoint::{CheckpointStore, Snapshot};
-use crate::disk::{DiskFile, Open};
+use crate::disk::{Disk, DiskFile, Open};
 use crate::error::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"WLspool\n";
@@ -108,13 +108,31 @@ fn piece_crc(number: u64, kind: u32, content: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, content)
 }
 
+/// Called with a table, a key and a value.
+pub type OnSpooled<'a> = &'a mut dyn FnMut(u8, &[u8], &[u8]) -> Result<()>;
+
+/// Reads a spooled file, row by row, tables in their order; `on_row` ends it by an error. What is wrong with
+/// the file is found at the latest at its end: what came before that must not count yet.
+pub fn read_spooled(disk: &dyn Disk, path: &Path, on_row: OnSpooled<'_>) -> Result<Spooled> {
+    read(disk, path, &mut |content| {
+        let mut refused = Ok(());
+        each_row(content, |table, key, value| {
+            if refused.is_ok() {
+                refused = on_row(table, key, value);
+            }
+        })
+        .ok_or_else(|| damaged(path, 0, "a row is cut"))?;
+        refused
+    })
+}
+
 /// Replaces the content of `store` by that of the file.
 pub(crate) fn install(store: &CheckpointStore, path: &Path) -> Result<Spooled> {
     // All of it is verified before the first row is written.
-    let spooled = read(store, path, &mut |_| Ok(()))?;
+    let spooled = read(store.disk(), path, &mut |_| Ok(()))?;
     store.clear_next()?;
     let mut batch = Batch::new();
-    read(store, path, &mut |content| {
+    read(store.disk(), path, &mut |content| {
         batch.clear();
         let filled = each_row(content, |table, key, value| batch.put(table, key, value));
         filled.ok_or_else(|| damaged(path, 0, "a row is cut"))?;
@@ -125,13 +143,9 @@ pub(crate) fn install(store: &CheckpointStore, path: &Path) -> Result<Spooled> {
 }
 
 /// Reads and verifies a spooled file, piece by piece.
-fn read(
-    store: &CheckpointStore,
-    path: &Path,
-    on_rows: &mut dyn FnMut(&[u8]) -> Result<()>,
-) -> Result<Spooled> {
+fn read(disk: &dyn Disk, path: &Path, on_rows: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<Spooled> {
     let failed = |source| Error::io("read", path, source);
-    let file = store.disk().open(path, Open::Read).map_err(failed)?;
+    let file = disk.open(path, Open::Read).map_err(failed)?;
     let length = file.len().map_err(failed)?;
     let mut head = [0; FILE_HEADER_BYTES as usize];
     if length < FILE_HEADER_BYTES {

@@ -86,6 +86,14 @@ fn the_whole_content_moves_to_another_store_by_a_file() {
     other.write(&put(1, &[("old", "row")])).unwrap();
     other.write(&put(3, &[("old", "table")])).unwrap();
     for _ in 0..2 {
+        let mut last = None;
+        let read = storage::read_spooled(&disk, Path::new("out.spool"), &mut |table, key, _| {
+            let this = Some((table, key.to_vec()));
+            assert!(last < this, "in order");
+            last = this;
+            Ok(())
+        });
+        assert_eq!(read.unwrap(), spooled);
         assert_eq!(other.install(Path::new("out.spool")).unwrap(), spooled);
     }
     drop(other);

@@ -7,7 +7,9 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use model::{Elapsed, WallTime};
 use prost::Message;
-use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+use prost::encoding::{
+    WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len,
+};
 
 /// Bytes that are no entry, command or record of ours.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +70,27 @@ pub fn push_command(message: &impl Message, part: &mut BytesMut) {
     encode_key(TAG_COMMAND, WireType::LengthDelimited, part);
     encode_varint(len as u64, part);
     message.encode_raw(part);
+}
+
+/// How many commands a part of an entry has; nothing if it is not one that [`push_command`] made.
+pub fn count_commands(mut part: &[u8]) -> Option<u32> {
+    let mut count = 0;
+    while !part.is_empty() {
+        let key = decode_key(&mut part).ok()?;
+        if key != (TAG_COMMAND, WireType::LengthDelimited) {
+            return None;
+        }
+        let len = usize::try_from(decode_varint(&mut part).ok()?).ok()?;
+        part = part.get(len..)?;
+        count += 1;
+    }
+    Some(count)
+}
+
+/// The commands of a part that [`push_command`] made, sharing memory with it. All of the part must be commands.
+pub fn commands(part: Bytes) -> Result<Vec<Bytes>, Malformed> {
+    count_commands(&part).ok_or(Malformed::Value("commands"))?;
+    Ok(Commands::decode(part)?.commands)
 }
 
 /// Puts an entry together from parts that [`push_command`] made.

@@ -4,15 +4,15 @@
 #![allow(clippy::unwrap_used, reason = "in a test a failure is a panic")]
 
 use bytes::{Bytes, BytesMut};
-use model::catalog::{CatalogCommand, ClusterFacts};
+use model::catalog::{CatalogCommand, ClusterFacts, NodeAddresses};
 use model::command::{
     Ack, Claim, ClaimById, ClaimQueue, Dedup, Fail, OnTask, OutboxMessage, Unique, UniqueUntil,
 };
 use model::limits::PRIORITY_MAX;
 use model::{
-    Command, Digest, Elapsed, Event, Fence, FollowUp, FreedReason, FreedTo, KeyHash, Millis, NewTask,
-    OnExhausted, QueueName, QueuePolicy, QueueSettings, Recovery, RetryOverride, RetryPolicy, SessionId,
-    ShardId, Spread, Start, StateKind, TaskId, WallTime, WorkerName,
+    Command, Digest, Elapsed, Event, Fence, FollowUp, FreedReason, FreedTo, GroupId, KeyHash, Millis,
+    NewTask, NodeId, OnExhausted, QueueName, QueuePolicy, QueueSettings, Recovery, RetryOverride,
+    RetryPolicy, SessionId, ShardId, Spread, Start, StateKind, TaskId, WallTime, WorkerName,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -180,11 +180,30 @@ fn commands() -> Vec<(&'static str, Command)> {
     ]
 }
 
+fn addresses(n: u64) -> NodeAddresses {
+    NodeAddresses { peer: format!("10.0.0.{n}:7421"), http: format!("10.0.0.{n}:7420") }
+}
+
 fn catalog_commands() -> Vec<(&'static str, CatalogCommand)> {
     vec![
         ("init", CatalogCommand::Init(ClusterFacts { cluster_id: 5, shards: 4, token_key: [0xab; 32] })),
         ("set_queue", CatalogCommand::SetQueue { queue: queue("mail"), settings: full_settings() }),
         ("delete_queue", CatalogCommand::DeleteQueue { queue: queue("mail") }),
+        (
+            "found",
+            CatalogCommand::Found {
+                facts: ClusterFacts { cluster_id: 1 << 100, shards: 4, token_key: [0xcd; 32] },
+                nodes: vec![(NodeId(1), addresses(1)), (NodeId(65_535), addresses(2))],
+            },
+        ),
+        ("add_node", CatalogCommand::AddNode { node: NodeId(4), nonce: u128::MAX, addresses: addresses(4) }),
+        ("set_node", CatalogCommand::SetNode { node: NodeId(4), incarnation: 3, addresses: addresses(5) }),
+        ("leave", CatalogCommand::Leave { node: NodeId(4) }),
+        ("remove_node", CatalogCommand::RemoveNode { node: NodeId(4), incarnation: 3 }),
+        (
+            "set_voters",
+            CatalogCommand::SetVoters { group: GroupId(2), nodes: vec![NodeId(1), NodeId(4)], version: 9 },
+        ),
     ]
 }
 

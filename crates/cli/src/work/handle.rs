@@ -18,6 +18,11 @@ use crate::client::{Call, Client, Repeat};
 use crate::exit::{Exit, Failure};
 use crate::json::Json;
 
+/// How long one telling of an outcome may take.
+const TELL_TIMEOUT: Duration = Duration::from_secs(6);
+/// How long one of several servers may take for it: the time it may need for a leader to come, and some more.
+const TELL_EACH: Duration = Duration::from_millis(2500);
+
 /// A claim as the server gives it.
 #[derive(Debug, Deserialize)]
 pub(super) struct Claim {
@@ -179,7 +184,8 @@ async fn tell(
 ) -> Result<Json> {
     let mut pause = Duration::from_millis(50);
     loop {
-        match client.call(Call::post(path, body, Repeat::Safe).within(Duration::from_secs(5))).await {
+        let call = Call::post(path, body, Repeat::Safe).within(TELL_TIMEOUT).each(TELL_EACH);
+        match client.call(call).await {
             Ok(answer) => return Ok(answer),
             Err(e) if is_final(&e) || *killed.borrow() == Some(Kill::Lost) => return Err(e),
             Err(e) => {

@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::time::{Instant, interval, sleep};
 
@@ -20,6 +19,10 @@ const BEAT_MS: u64 = 1000;
 const BEAT: Duration = Duration::from_millis(800);
 /// A beat that takes longer than this is as good as none.
 const BEAT_TIMEOUT: Duration = Duration::from_millis(1500);
+/// How long one of several servers may take for a beat before the next one gets it.
+const BEAT_EACH: Duration = Duration::from_millis(500);
+/// A server says something on the held stream once a second; one that does not is as good as dead.
+const STREAM_SILENCE_MAX: Duration = Duration::from_millis(2500);
 
 /// The id of the session that the server gave us.
 #[derive(Default)]
@@ -84,7 +87,7 @@ async fn beat(worker: &Worker) {
         ticks.tick().await;
         let body = json!({"session": worker.session.id(), "running": worker.running.beat()});
         let path = format!("/v1/workers/{}/beat", escaped(&worker.name));
-        let call = Call::post(path, &body, Repeat::Safe).within(BEAT_TIMEOUT);
+        let call = Call::post(path, &body, Repeat::Safe).within(BEAT_TIMEOUT).each(BEAT_EACH);
         let outcome = match worker.client.call(call).await {
             Ok(answer) => {
                 obey(worker, answer.value());
@@ -113,12 +116,16 @@ async fn hold_stream(worker: &Worker) {
         let path = format!("/v1/workers/{}/session", escaped(&worker.name));
         let path = with_query(&path, &[("session", worker.session.id())]);
         match worker.client.stream(path).await {
-            Ok(mut body) => {
+            Ok(mut stream) => {
                 let mut lines = Lines::default();
-                while let Some(Ok(frame)) = body.frame().await {
-                    let Ok(data) = frame.into_data() else { continue };
-                    for event in lines.push(&data) {
-                        obey(worker, &event);
+                loop {
+                    match stream.next(STREAM_SILENCE_MAX).await {
+                        Ok(Some(data)) => lines.push(&data).iter().for_each(|event| obey(worker, event)),
+                        Ok(None) => break,
+                        Err(silence) => {
+                            worker.client.leave(silence.server);
+                            break;
+                        }
                     }
                 }
                 tracing::debug!("the session's stream ended: opening it again");

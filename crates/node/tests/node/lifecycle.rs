@@ -6,7 +6,7 @@ use bytes::Bytes;
 use model::command::UniqueUntil;
 use model::{Millis, Rejection, StateKind};
 use node::Error;
-use node::call::{ClaimByIdCall, ClaimCall, ExtendCall, ProgressCall, ReleaseCall, TaskSpec};
+use node::call::{ClaimByIdCall, ClaimCall, ExtendCall, Freshness, ProgressCall, ReleaseCall, TaskSpec};
 
 use crate::support::*;
 
@@ -22,7 +22,7 @@ async fn a_task_goes_from_enqueue_to_done() {
     let answer = node.ack(vec![call]).await.pop().unwrap().unwrap();
     assert_eq!(answer.value.state, StateKind::Done);
     assert_eq!(answer.indexes[0].0, id.shard());
-    let detail = node.task(id, Millis(0)).await.unwrap();
+    let detail = node.task(id, Millis(0), Freshness::Linearizable).await.unwrap();
     assert_eq!(detail.view.state, StateKind::Done);
     assert_eq!(detail.output.as_deref(), Some(&br#"{"sent":true}"#[..]));
     let events: Vec<&str> = detail.history.iter().map(|line| line.event.as_str()).collect();
@@ -84,20 +84,26 @@ async fn a_dedup_key_makes_one_task_over_requests() {
     assert_eq!(first.id, second.id);
     let other = node.enqueue(vec![keyed("2")], false).await.unwrap().value.pop().unwrap();
     assert_eq!(other, Err(Error::Rejected(Rejection::DedupMismatch { holder: first.id })));
-    let found = node.task_by_dedup(&queue("mail"), "key-1", None, None).await.unwrap();
+    let found =
+        node.task_by_dedup(&queue("mail"), "key-1", None, None, Freshness::Linearizable).await.unwrap();
     assert_eq!(found.view.id, first.id);
-    let missing = node.task_by_dedup(&queue("mail"), "key-2", None, None).await.unwrap_err();
+    let missing =
+        node.task_by_dedup(&queue("mail"), "key-2", None, None, Freshness::Linearizable).await.unwrap_err();
     assert_eq!(missing.code(), "not_found");
     // With another order key it is another place.
     let ordered = TaskSpec { order_key: Some("user-7".to_owned()), ..keyed("1") };
     let third = enqueue(&node, ordered).await;
     assert_ne!(third, first.id);
-    let found = node.task_by_dedup(&queue("mail"), "key-1", Some("user-7"), None).await.unwrap();
+    let found = node
+        .task_by_dedup(&queue("mail"), "key-1", Some("user-7"), None, Freshness::Linearizable)
+        .await
+        .unwrap();
     assert_eq!(found.view.id, third);
     // And so with a unique key.
     let unique = TaskSpec { unique: Some(("u".to_owned(), UniqueUntil::Final)), ..keyed("1") };
     let fourth = enqueue(&node, unique).await;
-    let found = node.task_by_dedup(&queue("mail"), "key-1", None, Some("u")).await.unwrap();
+    let found =
+        node.task_by_dedup(&queue("mail"), "key-1", None, Some("u"), Freshness::Linearizable).await.unwrap();
     assert_eq!(found.view.id, fourth);
     node.stop().await.unwrap();
 }
@@ -209,7 +215,7 @@ async fn a_claim_can_be_extended_watched_released_and_failed() {
     assert!(answer.id == id && answer.deadline > held.deadline && !answer.cancel_requested);
     let progress = ProgressCall { token: held.token.clone(), percent: 40, note: "page 4".to_owned() };
     node.progress(vec![progress]).await.pop().unwrap().unwrap();
-    let view = node.task(id, Millis(0)).await.unwrap().view;
+    let view = node.task(id, Millis(0), Freshness::Linearizable).await.unwrap().view;
     assert_eq!(view.claim.unwrap().progress, Some((40, "page 4".to_owned())));
     let release = ReleaseCall { token: held.token.clone(), delay: Millis(0) };
     assert_eq!(node.release(vec![release]).await.pop().unwrap().unwrap().value.state, StateKind::Ready);
@@ -218,7 +224,7 @@ async fn a_claim_can_be_extended_watched_released_and_failed() {
     let failed = node.fail(vec![fail_call(&held)]).await.pop().unwrap().unwrap().value;
     assert_eq!((failed.state, failed.attempt), (StateKind::Retrying, 1));
     assert!(failed.due.is_some());
-    let detail = node.task(id, Millis(0)).await.unwrap();
+    let detail = node.task(id, Millis(0), Freshness::Linearizable).await.unwrap();
     assert_eq!(detail.detail.as_deref(), Some("a backtrace"));
     node.stop().await.unwrap();
 }
@@ -260,7 +266,7 @@ async fn tasks_of_one_order_key_run_one_after_the_other() {
     let ids = [enqueue(&node, keyed()).await, enqueue(&node, keyed()).await];
     let first = claim(&node, "mail", 10).await;
     assert_eq!(first.iter().map(|claim| claim.id).collect::<Vec<_>>(), [ids[0]]);
-    let (state, reasons) = node.why(ids[1]).await.unwrap();
+    let (state, reasons) = node.why(ids[1], Freshness::Linearizable).await.unwrap();
     assert_eq!((state, reasons[0].code), (StateKind::Blocked, "order_key_busy"));
     assert!(reasons[0].text.contains("user-7"), "{}", reasons[0].text);
     ack(&node, &first[0]).await.unwrap();

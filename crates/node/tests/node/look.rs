@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use bytes::Bytes;
 use model::{KindName, Millis, StateKind};
-use node::call::{Action, FailCall, TaskFilter, TaskSpec};
+use node::call::{Action, FailCall, Freshness, TaskFilter, TaskSpec};
 
 use crate::support::*;
 
@@ -15,7 +15,7 @@ async fn a_list_pages_over_all_shards_and_shows_each_task_once() {
     let (mut found, mut pages, mut cursor) = (HashSet::new(), 0, None);
     loop {
         let filter = TaskFilter { queue: Some(queue("mail")), ..TaskFilter::default() };
-        let page = node.list(filter, cursor, 400).await.unwrap();
+        let page = node.list(filter, cursor, 400, Freshness::Linearizable).await.unwrap();
         assert!(page.tasks.len() <= 400);
         assert!(page.tasks.iter().all(|task| found.insert(task.view.id)));
         pages += 1;
@@ -25,7 +25,10 @@ async fn a_list_pages_over_all_shards_and_shows_each_task_once() {
         }
     }
     assert_eq!((found.len(), pages), (1_500, 4));
-    let bad = node.list(TaskFilter::default(), Some("nonsense".to_owned()), 10).await.unwrap_err();
+    let bad = node
+        .list(TaskFilter::default(), Some("nonsense".to_owned()), 10, Freshness::Linearizable)
+        .await
+        .unwrap_err();
     assert_eq!(bad.code(), "invalid_request");
     node.stop().await.unwrap();
 }
@@ -50,16 +53,19 @@ async fn a_list_is_filtered_by_what_a_task_is_and_what_is_in_it() {
         ("id", TaskFilter { text: Some(id.to_string()), ..TaskFilter::default() }),
         ("order key", TaskFilter { order_key: Some("user-7".to_owned()), ..mail() }),
     ] {
-        let page = node.list(filter, None, 100).await.unwrap();
+        let page = node.list(filter, None, 100, Freshness::Linearizable).await.unwrap();
         let ids: Vec<_> = page.tasks.iter().map(|task| task.view.id).collect();
         assert_eq!(ids, [id], "{what}");
     }
     let keyed = TaskFilter { order_key: Some("user-7".to_owned()), ..TaskFilter::default() };
-    assert_eq!(node.list(keyed, None, 10).await.unwrap_err().code(), "invalid_request");
+    assert_eq!(
+        node.list(keyed, None, 10, Freshness::Linearizable).await.unwrap_err().code(),
+        "invalid_request"
+    );
     let claimed = TaskFilter { state: Some(StateKind::Claimed), worker: Some(worker("w1")), ..mail() };
-    assert!(node.list(claimed.clone(), None, 10).await.unwrap().tasks.is_empty());
+    assert!(node.list(claimed.clone(), None, 10, Freshness::Linearizable).await.unwrap().tasks.is_empty());
     claim(&node, "mail", 5).await;
-    assert_eq!(node.list(claimed, None, 10).await.unwrap().tasks.len(), 5);
+    assert_eq!(node.list(claimed, None, 10, Freshness::Linearizable).await.unwrap().tasks.len(), 5);
     node.stop().await.unwrap();
 }
 
@@ -107,9 +113,17 @@ async fn an_unknown_id_is_not_found_whatever_shard_it_names() {
     let node = node().await;
     for text in ["01994c2e-8f00-7001-8000-000000000000", "01994c2e-8f00-7400-8000-000000000000"] {
         let id = text.parse().unwrap();
-        assert_eq!(node.task(id, Millis(0)).await.unwrap_err().code(), "not_found", "{text}");
-        assert_eq!(node.task(id, Millis(50)).await.unwrap_err().code(), "not_found", "{text}");
-        assert_eq!(node.why(id).await.unwrap_err().code(), "not_found", "{text}");
+        assert_eq!(
+            node.task(id, Millis(0), Freshness::Linearizable).await.unwrap_err().code(),
+            "not_found",
+            "{text}"
+        );
+        assert_eq!(
+            node.task(id, Millis(50), Freshness::Linearizable).await.unwrap_err().code(),
+            "not_found",
+            "{text}"
+        );
+        assert_eq!(node.why(id, Freshness::Linearizable).await.unwrap_err().code(), "not_found", "{text}");
         assert_eq!(node.cancel(id, String::new()).await.unwrap_err().code(), "not_found", "{text}");
     }
     node.stop().await.unwrap();
@@ -119,11 +133,11 @@ async fn an_unknown_id_is_not_found_whatever_shard_it_names() {
 async fn a_look_that_waits_is_answered_at_the_end() {
     let node = node().await;
     let id = enqueue(&node, task("mail")).await;
-    let early = node.task(id, Millis(50)).await.unwrap();
+    let early = node.task(id, Millis(50), Freshness::Linearizable).await.unwrap();
     assert_eq!(early.view.state, StateKind::Ready, "the time was over before the task");
     let waiting = tokio::spawn({
         let node = node.clone();
-        async move { node.task(id, Millis::secs(60)).await.unwrap() }
+        async move { node.task(id, Millis::secs(60), Freshness::Linearizable).await.unwrap() }
     });
     let held = claim_one(&node, "mail").await;
     ack(&node, &held).await.unwrap();
@@ -136,17 +150,17 @@ async fn why_says_who_comes_first_who_holds_and_that_nobody_asks() {
     let node = node().await;
     let id = enqueue(&node, task("mail")).await;
     let code = |reasons: Vec<node::WhyLine>| reasons.iter().map(|line| line.code).collect::<Vec<_>>();
-    assert_eq!(code(node.why(id).await.unwrap().1), ["no_worker"]);
+    assert_eq!(code(node.why(id, Freshness::Linearizable).await.unwrap().1), ["no_worker"]);
     register(&node, "w1").await;
-    assert_eq!(code(node.why(id).await.unwrap().1), ["next"]);
+    assert_eq!(code(node.why(id, Freshness::Linearizable).await.unwrap().1), ["next"]);
     let held = claim_one(&node, "mail").await;
-    let (state, reasons) = node.why(id).await.unwrap();
+    let (state, reasons) = node.why(id, Freshness::Linearizable).await.unwrap();
     assert_eq!(state, StateKind::Claimed);
     assert!(reasons[0].text.contains("w1"), "{}", reasons[0].text);
     node.fail(vec![fail_call(&held)]).await.pop().unwrap().unwrap();
-    assert_eq!(code(node.why(id).await.unwrap().1), ["backing_off"]);
+    assert_eq!(code(node.why(id, Freshness::Linearizable).await.unwrap().1), ["backing_off"]);
     node.cancel(id, "enough".to_owned()).await.unwrap();
-    assert_eq!(code(node.why(id).await.unwrap().1), ["ended"]);
+    assert_eq!(code(node.why(id, Freshness::Linearizable).await.unwrap().1), ["ended"]);
     node.stop().await.unwrap();
 }
 

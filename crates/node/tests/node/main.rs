@@ -8,5 +8,6 @@ mod queues;
 mod restart;
 mod room;
 mod sessions;
+mod status;
 mod support;
 mod waiting;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use model::{Millis, OnExhausted, QueuePolicy, RetryPolicy, Spread, StateKind};
 use node::MemDisk;
 use node::NodeConfig;
-use node::call::{AckCall, TaskSpec};
+use node::call::{AckCall, Freshness, TaskSpec};
 
 use crate::support::*;
 
@@ -74,10 +74,13 @@ async fn a_queue_is_deleted_only_when_empty() {
     let held = claim_one(&node, "mail").await;
     ack(&node, &held).await.unwrap();
     node.delete_queue(&queue("mail")).await.unwrap();
-    assert!(node.queues().await.unwrap().is_empty());
+    assert!(node.queues(Freshness::Linearizable).await.unwrap().is_empty());
     // On its next use it is made anew.
     enqueue(&node, task("mail")).await;
-    assert_eq!(node.queue(&queue("mail")).await.unwrap().policy, QueuePolicy::default());
+    assert_eq!(
+        node.queue(&queue("mail"), Freshness::Linearizable).await.unwrap().policy,
+        QueuePolicy::default()
+    );
     node.stop().await.unwrap();
 }
 
@@ -99,7 +102,7 @@ async fn queues_are_added_up_over_the_shards() {
     let node = node().await;
     node.enqueue(vec![task("mail"); 1_200], false).await.unwrap();
     enqueue(&node, task("audit")).await;
-    let queues = node.queues().await.unwrap();
+    let queues = node.queues(Freshness::Linearizable).await.unwrap();
     assert_eq!(queues.iter().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["audit", "mail"]);
     assert_eq!(queues[1].depth.of(StateKind::Ready), 1_200);
     assert_eq!(queues[1].totals.enqueued, 1_200);
@@ -137,6 +140,6 @@ async fn of_many_who_set_a_queue_at_once_none_is_lost() {
     for set in [a, b, c, d] {
         set.unwrap();
     }
-    assert_eq!(node.queue(&name).await.unwrap().policy.hold, Millis(before.0 + 4));
+    assert_eq!(node.queue(&name, Freshness::Linearizable).await.unwrap().policy.hold, Millis(before.0 + 4));
     node.stop().await.unwrap();
 }

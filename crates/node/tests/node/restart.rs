@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use model::{Millis, QueuePolicy, StateKind, TaskId};
 use node::MemDisk;
-use node::call::{AckCall, Claim, TaskFilter, TaskSpec};
+use node::call::{AckCall, Claim, Freshness, TaskFilter, TaskSpec};
 
 use crate::support::*;
 
@@ -20,9 +20,9 @@ async fn a_stop_and_a_start_change_nothing() {
     drop(node);
     let node = start(&disk).await;
     assert_eq!(depth(&node, "mail", StateKind::Ready).await, 99);
-    assert!(node.queue(&queue("mail")).await.unwrap().paused);
+    assert!(node.queue(&queue("mail"), Freshness::Linearizable).await.unwrap().paused);
     assert_eq!(ack(&node, &held).await.unwrap().state, StateKind::Done, "tokens outlive a restart");
-    let detail = node.task(held.id, Millis(0)).await.unwrap();
+    let detail = node.task(held.id, Millis(0), Freshness::Linearizable).await.unwrap();
     assert_eq!(&detail.envelope.payload[..], br#"{"to":"ada@example.com"}"#);
     assert_eq!(detail.history.first().unwrap().event.as_str(), "enqueued");
     node.stop().await.unwrap();
@@ -74,7 +74,7 @@ async fn all(node: &node::Node) -> (HashSet<TaskId>, HashSet<TaskId>) {
     let (mut found, mut done) = (HashSet::new(), HashSet::new());
     let mut cursor = None;
     loop {
-        let page = node.list(TaskFilter::default(), cursor, 100).await.unwrap();
+        let page = node.list(TaskFilter::default(), cursor, 100, Freshness::Linearizable).await.unwrap();
         for task in page.tasks {
             assert!(found.insert(task.view.id), "{} is listed twice", task.view.id);
             if task.view.state == StateKind::Done {
@@ -137,7 +137,10 @@ fn follow_ups_come_exactly_once_through_kills() {
             }
         }
         assert_eq!(keys.len(), TASKS);
-        assert_eq!(node.queue(&queue("audit")).await.unwrap().totals.enqueued, 2 * TASKS as u64);
+        assert_eq!(
+            node.queue(&queue("audit"), Freshness::Linearizable).await.unwrap().totals.enqueued,
+            2 * TASKS as u64
+        );
     });
     life.run(node.stop()).unwrap();
 }
@@ -196,7 +199,10 @@ async fn the_number_of_shards_is_fixed_when_the_cluster_is_made() {
     assert!(refused.to_string().contains("has 4 shards, not 8"), "{refused}");
     let node = start_with(node::NodeConfig { shards: None, ..config(&disk) }).await.unwrap();
     assert_eq!((node.shards(), node.cluster().cluster_id), (4, cluster_id));
-    assert_eq!(node.queue(&queue("mail")).await.unwrap().policy.hold, Millis::secs(7));
+    assert_eq!(
+        node.queue(&queue("mail"), Freshness::Linearizable).await.unwrap().policy.hold,
+        Millis::secs(7)
+    );
     node.stop().await.unwrap();
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use model::command::ClaimQueue;
 use model::{KindName, Millis, QueueName, SessionId, TaskId, WorkerName};
-use node::call::{AckCall, Claim, ClaimCall, FailCall, TaskSpec, WorkerFacts};
+use node::call::{AckCall, Claim, ClaimCall, FailCall, Freshness, TaskSpec, WorkerFacts};
 use node::{Error, LogOptions, MemDisk, Node, NodeConfig, SystemClock, ThreadExecutor};
 
 /// How long a condition may take to come true on a slow machine.
@@ -143,5 +143,5 @@ pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut conditi
 
 /// How many tasks of a queue are in a state.
 pub(crate) async fn depth(node: &Node, name: &str, state: model::StateKind) -> u64 {
-    node.queue(&queue(name)).await.map_or(0, |info| info.depth.of(state))
+    node.queue(&queue(name), Freshness::Linearizable).await.map_or(0, |info| info.depth.of(state))
 }

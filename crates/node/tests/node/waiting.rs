@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use model::command::ClaimQueue;
 use model::{Millis, Start};
-use node::call::{ClaimCall, TaskSpec};
+use node::call::{ClaimCall, Freshness, TaskSpec};
 
 use crate::support::*;
 
@@ -152,7 +152,7 @@ async fn a_paused_queue_gives_nothing_until_it_is_resumed() {
     let id = enqueue(&node, task("mail")).await;
     assert!(node.pause(&queue("mail")).await.unwrap().paused);
     assert!(claim(&node, "mail", 1).await.is_empty());
-    let (_, reasons) = node.why(id).await.unwrap();
+    let (_, reasons) = node.why(id, Freshness::Linearizable).await.unwrap();
     assert_eq!(reasons[0].code, "paused");
     let waiting = tokio::spawn({
         let node = node.clone();

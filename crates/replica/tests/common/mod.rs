@@ -1,15 +1,17 @@
 //! A small machine and a node's worth of storage for it.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use model::{
-    Claimed, Command, Elapsed, Enqueued, Event, Fence, GroupId, NodeId, Position, QueueName, Rejection,
-    Reply, Settled, ShardId, Start, StateKind, TaskId, WallTime,
+    Claimed, Command, Elapsed, Enqueued, Event, Fence, GroupId, MemberId, NodeId, Position, QueueName,
+    Rejection, Reply, Settled, ShardId, Start, StateKind, TaskId, WallTime,
 };
-use replica::{Codec, Replica, ReplicaConfig, SystemClock};
+use replica::{Codec, NoPeers, Replica, ReplicaConfig, SystemClock};
 use state_machine::{Change, Damaged, Effect, Effects, Machine, NextDue, Table};
 use storage::{CheckpointStore, Disk, Log, LogOptions, ThreadExecutor, checkpoint_path};
 use wire::command::CommandMessage;
@@ -32,6 +34,11 @@ pub(crate) struct Toy {
 impl Toy {
     pub(crate) fn states(&self) -> Vec<StateKind> {
         self.tasks.values().map(|(state, _)| *state).collect()
+    }
+
+    /// The same on every replica at the same index.
+    pub(crate) fn digest(&self) -> u128 {
+        self.hash ^ u128::from(self.stamps.0.0) << 64 ^ u128::from(self.stamps.1.millis())
     }
 
     pub(crate) fn state(&self, task: TaskId) -> Option<StateKind> {
@@ -155,7 +162,7 @@ impl Machine for Toy {
     }
 
     fn hash(&mut self) -> u128 {
-        self.hash ^ u128::from(self.stamps.0.0) << 64 ^ u128::from(self.stamps.1.millis())
+        self.digest()
     }
 
     fn changed(&self) -> usize {
@@ -248,7 +255,7 @@ pub(crate) struct Node {
 }
 
 pub(crate) fn config() -> ReplicaConfig {
-    ReplicaConfig::new(GROUP, NodeId(1))
+    ReplicaConfig::new(GROUP, MemberId::new(NodeId(1), 0))
 }
 
 impl Node {
@@ -263,12 +270,19 @@ impl Node {
             LogOptions { on_fatal: Arc::new(|_| ()), segment_bytes: 4 << 20, ..LogOptions::default() };
         let (log, _) = Log::open(disk.clone(), Path::new("log"), options, executor.clone()).unwrap();
         disk.create_dir_all(Path::new("shards")).unwrap();
-        let store = CheckpointStore::open(disk, &checkpoint_path(config.group), 1 << 20).unwrap();
+        let store = CheckpointStore::open(disk.clone(), &checkpoint_path(config.group), 1 << 20).unwrap();
         let clock = Arc::new(SystemClock::new());
         let group = log.group(config.group);
-        let replica = Replica::start(config, Toy::default(), group, store, clock, executor).await;
+        let member = config.member;
+        let (make, peers) = (Box::new(Toy::default), Arc::new(NoPeers));
+        let replica = Replica::start(config, make, group, store, disk, clock, executor, peers).await;
         match replica {
             Ok(replica) => {
+                if replica.is_initialized().await.unwrap() {
+                    replica.elect().await.unwrap();
+                } else {
+                    replica.initialize(&[(member, String::new())]).await.unwrap();
+                }
                 replica.ready().await.unwrap();
                 Ok(Node { log, replica })
             }
@@ -303,6 +317,10 @@ pub(crate) fn task_id(n: u64) -> TaskId {
 }
 
 pub(crate) fn enqueue(n: u64, start: Start) -> Command {
+    enqueue_with(n, start, format!("envelope {n}").into())
+}
+
+pub(crate) fn enqueue_with(n: u64, start: Start, envelope: Bytes) -> Command {
     let task = model::NewTask {
         id: task_id(n),
         queue: mail(),
@@ -317,7 +335,7 @@ pub(crate) fn enqueue(n: u64, start: Start) -> Command {
         retry: Default::default(),
         expires_in: None,
         retention: None,
-        envelope: format!("envelope {n}").into(),
+        envelope,
     };
     Command::Enqueue { tasks: vec![task], atomic: false }
 }

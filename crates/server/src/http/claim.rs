@@ -10,6 +10,7 @@ use wire::http::{Invalid, Problem, parse};
 
 use super::Reply;
 use super::claims_body::{Undelivered, body, on_wire, room};
+use super::redirect::Redirect;
 use crate::app::App;
 use crate::body::Whole;
 use crate::problem::Refusal;
@@ -24,8 +25,13 @@ use crate::reply::{Indexes, to_bytes_in, with_body};
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn claim(State(app): State<App>, whole: Whole) -> Reply {
+pub(crate) async fn claim(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
     let ask = Ask::new(&parse::one(whole.text()?)?)?;
+    if let Ask::One(call) = &ask
+        && let Some(elsewhere) = redirect.elsewhere(&app, Some(call.task.shard()))?
+    {
+        return Ok(elsewhere);
+    }
     // A claim may wait for a minute: its bytes need not.
     drop(whole);
     let undelivered = ask.undelivered();

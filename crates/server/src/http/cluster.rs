@@ -4,10 +4,11 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use model::NodeId;
-use node::info::{ClusterInfo, GroupLine, Health, ShardLine};
+use node::info::{ClockInfo, ClusterInfo, GroupLine, Health, NodeLine, PeerLine, ShardLine};
 use wire::http::Time;
 use wire::http::cluster::{
-    ClusterNodeReply, ClusterReply, ClusterStatusWord, GroupReply, NodeReply, ReplicaReply, ShardReply,
+    ClockReply, ClusterNodeReply, ClusterReply, ClusterStatusWord, GroupReply, HashReply, NodeReply, PeerReply,
+    ReplicaReply, ShardReply,
 };
 use wire::http::task::ReasonReply;
 use wire::http::worker::SlotsReply;
@@ -38,23 +39,22 @@ fn reply(app: &App, info: &ClusterInfo) -> ClusterReply {
             .map(|line| ReasonReply { code: line.code.to_owned(), text: line.text.clone() })
             .collect(),
         slots: SlotsReply { open: info.slots.open, total: info.slots.total },
-        nodes: info
-            .nodes
-            .iter()
-            .map(|node| ClusterNodeReply {
-                id: node.id.0,
-                address: address(app, node.id),
-                state: node.state.to_owned(),
-                leads: node.leads as u64,
-            })
-            .collect(),
+        nodes: info.nodes.iter().map(|line| cluster_node(app, line)).collect(),
         shards: info.shards.iter().map(shard).collect(),
     }
 }
 
-/// Where a node listens. Only this one's own address is known here.
-fn address(app: &App, node: NodeId) -> String {
-    if node == app.node.id() { app.config.listen.to_string() } else { String::new() }
+fn cluster_node(app: &App, line: &NodeLine) -> ClusterNodeReply {
+    // Until the catalog knows it, this node still knows where it listens itself.
+    let own = line.address.is_empty() && line.id == app.node.id();
+    ClusterNodeReply {
+        id: line.id.0,
+        address: if own { app.config.listen.to_string() } else { line.address.clone() },
+        state: line.state.as_str().to_owned(),
+        leads: line.leads as u64,
+        peer_address: line.peer_address.clone(),
+        version: line.version.clone(),
+    }
 }
 
 fn shard(line: &ShardLine) -> ShardReply {
@@ -65,7 +65,12 @@ fn shard(line: &ShardLine) -> ShardReply {
         term: line.term,
         commit: line.commit,
         replicas: replicas
-            .map(|replica| ReplicaReply { node: replica.node.0, applied: replica.applied, lag: replica.lag })
+            .map(|replica| ReplicaReply {
+                node: replica.node.0,
+                applied: replica.applied,
+                lag: replica.lag,
+                role: if replica.is_voter { "voter" } else { "learner" }.to_owned(),
+            })
             .collect(),
     }
 }
@@ -86,6 +91,8 @@ pub(crate) async fn node(State(app): State<App>) -> Response {
         ready: ready.is_ok(),
         reason: ready.err(),
         groups: info.groups.iter().map(group).collect(),
+        peers: info.peers.iter().map(peer).collect(),
+        clock: clock(info.node, &info.clock),
     };
     json(StatusCode::OK, &reply)
 }
@@ -100,8 +107,28 @@ fn group(line: &GroupLine) -> GroupReply {
         commit: line.commit,
         applied: line.applied,
         last_checkpoint: line.last_checkpoint,
+        hash: line.hash.map(|(index, hash)| HashReply { index, hash: format!("{hash:032x}") }),
         last_heartbeat: line.last_heartbeat.map(Time),
         last_election: line.last_election.map(Time),
         peers: line.peers.iter().map(|node| node.0).collect(),
+    }
+}
+
+fn peer(line: &PeerLine) -> PeerReply {
+    PeerReply {
+        node: line.node.0,
+        address: line.address.clone(),
+        link: line.link.as_str().to_owned(),
+        since_ms: line.since.into(),
+        round_trip_ms: line.round_trip.map(|time| time.as_secs_f64() * 1000.0),
+        last_status_ms: line.last_status.map(Into::into),
+    }
+}
+
+fn clock(me: NodeId, info: &ClockInfo) -> ClockReply {
+    ClockReply {
+        offset_ms: info.offsets_ms.get(&me).copied().filter(|_| info.is_median_known),
+        held: info.is_held,
+        jumps: info.jumps,
     }
 }

@@ -12,6 +12,7 @@ use wire::http::settle::check_not_empty;
 use wire::http::{Id, Invalid, OneOrMany, Outcome, Problem, Results, State as TaskState, parse};
 
 use super::Reply;
+use super::redirect::Redirect;
 use crate::app::App;
 use crate::body::{At, IdempotencyKey, Whole};
 use crate::problem::{Refusal, problem_of};
@@ -38,6 +39,7 @@ pub(crate) async fn enqueue(
     State(app): State<App>,
     At(queue): At<String>,
     IdempotencyKey(key): IdempotencyKey,
+    redirect: Redirect,
     body: Whole,
 ) -> Reply {
     let queue = QueueName::new(&queue)?;
@@ -45,7 +47,10 @@ pub(crate) async fn enqueue(
         OneOrMany::One(task) => {
             let spec = spec_in(&task, &queue, &body.0, key.as_deref())?;
             drop(task);
-            one(&app, spec).await
+            match redirect.elsewhere(&app, app.node.shard_of_spec(&spec))? {
+                Some(elsewhere) => Ok(elsewhere),
+                None => one(&app, spec).await,
+            }
         }
         OneOrMany::Many(request) => {
             if key.is_some() {

@@ -10,6 +10,7 @@ use http::header::CONTENT_TYPE;
 use model::StateKind;
 use node::LogStats;
 use node::call::QueueInfo;
+use node::info::{ClockInfo, LinkStats, ReplicationStats};
 use node::stats::{LATENCY_BOUNDS_MICROS, ShardStats, Stats};
 
 use super::Reply;
@@ -32,6 +33,9 @@ pub(crate) async fn metrics(State(app): State<App>) -> Reply {
     operations(&mut page, &stats);
     queues(&mut page, &stats.queues[..stats.queues.len().min(QUEUES_MAX)]);
     shards(&mut page, &stats.shards);
+    groups(&mut page, &stats.replication);
+    links(&mut page, &stats.replication.links);
+    clocks(&mut page, &stats.replication.clock);
     requests(&mut page, &app);
     let mut response = Response::new(Body::from(page.text));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
@@ -223,6 +227,104 @@ fn shards(page: &mut Page, shards: &[ShardStats]) {
     for shard in shards {
         page.sample(name, &[("shard", &shard.shard.to_string())], shard.checkpoint_stall_max.as_secs_f64());
     }
+}
+
+fn groups(page: &mut Page, stats: &ReplicationStats) {
+    let name = "windlass_group_role";
+    page.family(name, "gauge", "1 for what this node is to a group; group 0 is the catalog.");
+    for group in &stats.groups {
+        page.sample(name, &[("group", &group.group.to_string()), ("role", group.role)], 1.0);
+    }
+    page.family("windlass_group_term", "gauge", "The term that this node knows.");
+    for group in &stats.groups {
+        page.sample("windlass_group_term", &[("group", &group.group.to_string())], group.term as f64);
+    }
+    page.family("windlass_group_commit_index", "gauge", "The last committed index that this node knows.");
+    for group in &stats.groups {
+        page.sample(
+            "windlass_group_commit_index",
+            &[("group", &group.group.to_string())],
+            group.commit as f64,
+        );
+    }
+    let name = "windlass_replica_lag_entries";
+    page.family(name, "gauge", "Entries that a replica has yet to apply, as it last said.");
+    for group in &stats.groups {
+        for (node, lag) in &group.lags {
+            let labels = [("group", &*group.group.to_string()), ("node", &*node.to_string())];
+            page.sample(name, &labels, *lag as f64);
+        }
+    }
+    page.single(
+        "windlass_leader_changes_total",
+        "counter",
+        "Times that this node saw a group's leader change.",
+        stats.leader_changes as f64,
+    );
+    page.single(
+        "windlass_replicas_diverged",
+        "gauge",
+        "Replicas whose state differs from the majority's.",
+        stats.diverged as f64,
+    );
+}
+
+fn links(page: &mut Page, links: &[LinkStats]) {
+    type Read = fn(&LinkStats) -> f64;
+    let families: [(&str, &str, &str, Read); 6] = [
+        ("windlass_link_up", "gauge", "Whether another node can be talked to.", |link| {
+            f64::from(u8::from(link.is_up))
+        }),
+        ("windlass_link_reconnects_total", "counter", "Connections made after the first.", |link| {
+            link.reconnects as f64
+        }),
+        ("windlass_link_received_bytes_total", "counter", "Bytes that came from another node.", |link| {
+            link.bytes_in as f64
+        }),
+        ("windlass_link_sent_bytes_total", "counter", "Bytes that went to another node.", |link| {
+            link.bytes_out as f64
+        }),
+        ("windlass_link_queued_bytes", "gauge", "Bytes that wait to go to another node.", |link| {
+            link.queued_bytes as f64
+        }),
+        ("windlass_link_round_trip_seconds", "gauge", "How long a message takes there and back.", |link| {
+            link.round_trip.map_or(f64::NAN, |time| time.as_secs_f64())
+        }),
+    ];
+    for (name, kind, help, read) in families {
+        page.family(name, kind, help);
+        // A link that is down has no round trip, rather than one of zero.
+        for (link, value) in links.iter().map(|link| (link, read(link))).filter(|(_, value)| !value.is_nan())
+        {
+            page.sample(name, &[("node", &link.node.to_string())], value);
+        }
+    }
+}
+
+fn clocks(page: &mut Page, clock: &ClockInfo) {
+    let name = "windlass_clock_offset_seconds";
+    page.family(
+        name,
+        "gauge",
+        "How far a node's clock is ahead of the median of all; of this node's own, while only two are known.",
+    );
+    for (node, off) in &clock.offsets_ms {
+        page.sample(name, &[("node", &node.to_string())], *off as f64 / 1000.0);
+    }
+    let held = f64::from(u8::from(clock.is_held));
+    page.single(
+        "windlass_clock_held",
+        "gauge",
+        "Whether the median is used in place of this node's clock.",
+        held,
+    );
+    let jumps = clock.jumps as f64;
+    page.single(
+        "windlass_clock_jumps_total",
+        "counter",
+        "Jumps of this node's clock by more than a second.",
+        jumps,
+    );
 }
 
 fn requests(page: &mut Page, app: &App) {

@@ -9,11 +9,13 @@ mod cluster;
 mod enqueue;
 mod events;
 mod health;
+mod members;
 mod metrics;
 mod openapi;
 pub(crate) mod origin;
 mod pages;
 mod queues;
+mod redirect;
 mod settle;
 mod task_reply;
 mod tasks;
@@ -21,11 +23,21 @@ mod workers;
 
 use axum::Router;
 use axum::response::Response;
+use node::call::Freshness;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use wire::http::fresh::StaleWord;
 
 use crate::app::App;
 use crate::problem::{self, Refusal};
+
+/// How fresh an answer must be.
+fn freshness(stale: Option<StaleWord>) -> Freshness {
+    match stale {
+        Some(StaleWord::Ok) => Freshness::Stale,
+        None => Freshness::Linearizable,
+    }
+}
 
 /// What a handler answers.
 type Reply = Result<Response, Refusal>;
@@ -76,6 +88,10 @@ fn documented() -> OpenApiRouter<App> {
         .routes(routes!(queues::purge))
         .routes(routes!(cluster::cluster))
         .routes(routes!(cluster::node))
+        .routes(routes!(members::transfer))
+        .routes(routes!(members::rebalance))
+        .routes(routes!(members::leave))
+        .routes(routes!(members::promote))
         .routes(routes!(events::events))
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))

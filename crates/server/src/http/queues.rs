@@ -4,41 +4,47 @@ use axum::extract::State;
 use http::StatusCode;
 use model::{QueueName, QueuePolicy, StateKind};
 use node::call::QueueInfo;
+use wire::http::fresh::StaleQuery;
 use wire::http::queue::{
     DeleteQueueReply, DepthReply, PolicyReply, PolicyRequest, PurgeReply, QueueReply, QueuesReply,
     RatesReply, TotalsReply,
 };
 use wire::http::{Ms, Problem, parse};
 
-use super::Reply;
+use super::{Reply, freshness};
 use crate::app::App;
-use crate::body::{At, Whole};
+use crate::body::{Asked, At, Whole};
 use crate::reply::{Indexes, json, written};
 
 /// All queues.
 #[utoipa::path(
     get, path = "/v1/queues", tag = "queues",
+    params(StaleQuery),
     responses(
         (status = 200, description = "all queues, by name", body = QueuesReply),
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn list(State(app): State<App>) -> Reply {
-    let queues = app.node.queues().await?;
+pub(crate) async fn list(State(app): State<App>, Asked(query): Asked<StaleQuery>) -> Reply {
+    let queues = app.node.queues(freshness(query.stale)).await?;
     Ok(json(StatusCode::OK, &QueuesReply { queues: queues.iter().map(reply).collect() }))
 }
 
 /// One queue, with its policy.
 #[utoipa::path(
     get, path = "/v1/queues/{queue}", tag = "queues",
-    params(("queue" = String, Path, description = "the queue")),
+    params(("queue" = String, Path, description = "the queue"), StaleQuery),
     responses(
         (status = 200, description = "the queue", body = QueueReply),
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn show(State(app): State<App>, At(queue): At<String>) -> Reply {
-    let info = app.node.queue(&QueueName::new(&queue)?).await?;
+pub(crate) async fn show(
+    State(app): State<App>,
+    At(queue): At<String>,
+    Asked(query): Asked<StaleQuery>,
+) -> Reply {
+    let info = app.node.queue(&QueueName::new(&queue)?, freshness(query.stale)).await?;
     Ok(json(StatusCode::OK, &with_policy(&info)))
 }
 

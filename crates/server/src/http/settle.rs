@@ -19,6 +19,7 @@ use super::Reply;
 use super::claim::Ask;
 use super::claims_body::{Undelivered, body, on_wire, room};
 use super::enqueue::{nth, spec};
+use super::redirect::Redirect;
 use crate::app::App;
 use crate::body::Whole;
 use crate::problem::{Refusal, problem_of};
@@ -36,13 +37,16 @@ use crate::reply::{Indexes, OUTCOME_BYTES, to_bytes_in, with_body, written, writ
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn ack(State(app): State<App>, whole: Whole) -> Reply {
+pub(crate) async fn ack(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
     match parse::one_or_many::<AckRequest<'_>, AckManyRequest<'_>>(whole.text()?, "acks")? {
         OneOrMany::One(request) => {
             let ask = request.claim.as_ref().map(Ask::new).transpose()?;
             let call = ack_call(&request, &whole.0)?;
             drop(request);
-            ack_one(&app, call, ask).await
+            match redirect.elsewhere(&app, app.node.shard_of_token(&call.token))? {
+                Some(elsewhere) => Ok(elsewhere),
+                None => ack_one(&app, call, ask).await,
+            }
         }
         OneOrMany::Many(request) => {
             check_not_empty("acks", &request.acks)?;
@@ -163,7 +167,7 @@ fn with_claims(
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn fail(State(app): State<App>, whole: Whole) -> Reply {
+pub(crate) async fn fail(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
     let call = |request: &FailRequest<'_>| {
         Ok(FailCall {
             token: request.token.to_string(),
@@ -174,7 +178,13 @@ pub(crate) async fn fail(State(app): State<App>, whole: Whole) -> Reply {
         })
     };
     match parse::one_or_many::<FailRequest<'_>, FailManyRequest<'_>>(whole.text()?, "fails")? {
-        OneOrMany::One(request) => one(app.node.fail(vec![call(&request)?]).await, failed),
+        OneOrMany::One(request) => {
+            let call = call(&request)?;
+            match redirect.elsewhere(&app, app.node.shard_of_token(&call.token))? {
+                Some(elsewhere) => Ok(elsewhere),
+                None => one(app.node.fail(vec![call]).await, failed),
+            }
+        }
         OneOrMany::Many(request) => many(app.node.fail(calls("fails", &request.fails, call)?).await, failed),
     }
 }
@@ -188,12 +198,18 @@ pub(crate) async fn fail(State(app): State<App>, whole: Whole) -> Reply {
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn extend(State(app): State<App>, whole: Whole) -> Reply {
+pub(crate) async fn extend(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
     let call = |request: &ExtendRequest<'_>| {
         Ok(ExtendCall { token: request.token.to_string(), hold: check_hold(request.hold_ms)? })
     };
     match parse::one_or_many::<ExtendRequest<'_>, ExtendManyRequest<'_>>(whole.text()?, "extends")? {
-        OneOrMany::One(request) => one(app.node.extend(vec![call(&request)?]).await, held),
+        OneOrMany::One(request) => {
+            let call = call(&request)?;
+            match redirect.elsewhere(&app, app.node.shard_of_token(&call.token))? {
+                Some(elsewhere) => Ok(elsewhere),
+                None => one(app.node.extend(vec![call]).await, held),
+            }
+        }
         OneOrMany::Many(request) => {
             many(app.node.extend(calls("extends", &request.extends, call)?).await, held)
         }
@@ -209,13 +225,19 @@ pub(crate) async fn extend(State(app): State<App>, whole: Whole) -> Reply {
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn release(State(app): State<App>, whole: Whole) -> Reply {
+pub(crate) async fn release(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
     let call = |request: &ReleaseRequest<'_>| {
         let delay = request.delay_ms.unwrap_or_default().into();
         Ok(ReleaseCall { token: request.token.to_string(), delay })
     };
     match parse::one_or_many::<ReleaseRequest<'_>, ReleaseManyRequest<'_>>(whole.text()?, "releases")? {
-        OneOrMany::One(request) => one(app.node.release(vec![call(&request)?]).await, released),
+        OneOrMany::One(request) => {
+            let call = call(&request)?;
+            match redirect.elsewhere(&app, app.node.shard_of_token(&call.token))? {
+                Some(elsewhere) => Ok(elsewhere),
+                None => one(app.node.release(vec![call]).await, released),
+            }
+        }
         OneOrMany::Many(request) => {
             many(app.node.release(calls("releases", &request.releases, call)?).await, released)
         }
@@ -231,13 +253,19 @@ pub(crate) async fn release(State(app): State<App>, whole: Whole) -> Reply {
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn progress(State(app): State<App>, whole: Whole) -> Reply {
+pub(crate) async fn progress(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
     let call = |request: &ProgressRequest<'_>| {
         let (percent, note) = (request.percent()?, request.note().to_owned());
         Ok(ProgressCall { token: request.token.to_string(), percent, note })
     };
     match parse::one_or_many::<ProgressRequest<'_>, ProgressManyRequest<'_>>(whole.text()?, "progress")? {
-        OneOrMany::One(request) => one(app.node.progress(vec![call(&request)?]).await, held),
+        OneOrMany::One(request) => {
+            let call = call(&request)?;
+            match redirect.elsewhere(&app, app.node.shard_of_token(&call.token))? {
+                Some(elsewhere) => Ok(elsewhere),
+                None => one(app.node.progress(vec![call]).await, held),
+            }
+        }
         OneOrMany::Many(request) => {
             many(app.node.progress(calls("progress", &request.progress, call)?).await, held)
         }

@@ -3,8 +3,9 @@
 use axum::extract::State;
 use http::StatusCode;
 use model::{GroupId, KindName, Millis, QueueName, Settled, StateKind, TaskId, WorkerName, limits};
-use node::call::{Action, Answer, TaskFilter};
+use node::call::{Action, Answer, Freshness, TaskFilter};
 use wire::http::claim::{HeldClaim, HeldClaims};
+use wire::http::fresh::StaleQuery;
 use wire::http::settle::SettleReply;
 use wire::http::task::{
     ActionReply, ActionRequest, CancelQuery, ClaimsQuery, DedupQuery, ProgressReply, ReasonReply, TaskQuery,
@@ -12,9 +13,10 @@ use wire::http::task::{
 };
 use wire::http::{Id, Problem, Session, State as TaskState, Time, parse};
 
-use super::Reply;
+use super::redirect::Redirect;
 use super::settle::released;
 use super::task_reply::{attempt, detail, summary};
+use super::{Reply, freshness};
 use crate::app::App;
 use crate::body::{Asked, At, Whole};
 use crate::problem::Refusal;
@@ -33,18 +35,24 @@ pub(crate) async fn show(
     State(app): State<App>,
     At(id): At<String>,
     Asked(query): Asked<TaskQuery>,
+    redirect: Redirect,
 ) -> Reply {
-    let id = task_id(&id)?;
+    let (id, fresh) = (task_id(&id)?, freshness(query.stale));
     let wait = Millis(query.wait_ms.unwrap_or(0));
     if wait > limits::CLAIM_WAIT_MAX {
         let max = limits::CLAIM_WAIT_MAX.0;
         return Err(Refusal::invalid(format!("wait_ms is {}: give at most {max} and ask again", wait.0)));
     }
+    if fresh == Freshness::Linearizable
+        && let Some(elsewhere) = redirect.elsewhere(&app, Some(id.shard()))?
+    {
+        return Ok(elsewhere);
+    }
     let task = tokio::select! {
         biased;
-        task = app.node.task(id, wait) => task?,
+        task = app.node.task(id, wait, fresh) => task?,
         // A stop answers with what the task is now.
-        () = app.stopping().cancelled(), if wait.0 > 0 => app.node.task(id, Millis(0)).await?,
+        () = app.stopping().cancelled(), if wait.0 > 0 => app.node.task(id, Millis(0), fresh).await?,
     };
     Ok(json(StatusCode::OK, &detail(&task)))
 }
@@ -66,10 +74,17 @@ pub(crate) async fn show_by_dedup(
     State(app): State<App>,
     At((queue, key)): At<(String, String)>,
     Asked(query): Asked<DedupQuery>,
+    redirect: Redirect,
 ) -> Reply {
-    let queue = QueueName::new(&queue)?;
+    let (queue, fresh) = (QueueName::new(&queue)?, freshness(query.stale));
     let (order_key, unique_key) = (query.order_key.as_deref(), query.unique_key.as_deref());
-    let task = app.node.task_by_dedup(&queue, &key, order_key, unique_key).await?;
+    let shard = app.node.shard_of_dedup(&queue, &key, order_key, unique_key);
+    if fresh == Freshness::Linearizable
+        && let Some(elsewhere) = redirect.elsewhere(&app, Some(shard))?
+    {
+        return Ok(elsewhere);
+    }
+    let task = app.node.task_by_dedup(&queue, &key, order_key, unique_key, fresh).await?;
     Ok(json(StatusCode::OK, &detail(&task)))
 }
 
@@ -94,7 +109,8 @@ pub(crate) async fn list(State(app): State<App>, Asked(query): Asked<TasksQuery>
         text: query.q.filter(|text| !text.is_empty()),
     };
     check_filter(&filter)?;
-    let page = app.node.list(filter, query.cursor, page_limit(query.limit)?).await?;
+    let (limit, fresh) = (page_limit(query.limit)?, freshness(query.stale));
+    let page = app.node.list(filter, query.cursor, limit, fresh).await?;
     let tasks = page.tasks.iter().map(|task| summary(&task.view, &task.envelope)).collect();
     let reply = TasksReply { tasks, looked_at: page.looked_at as u64, cursor: page.cursor.clone() };
     Ok(json(StatusCode::OK, &reply))
@@ -117,7 +133,8 @@ pub(crate) async fn claims(State(app): State<App>, Asked(query): Asked<ClaimsQue
         claimed_for: query.older_than_ms.map(Millis),
         ..TaskFilter::default()
     };
-    let page = app.node.list(filter, query.cursor, page_limit(query.limit)?).await?;
+    let (limit, fresh) = (page_limit(query.limit)?, freshness(query.stale));
+    let page = app.node.list(filter, query.cursor, limit, fresh).await?;
     let held = page.tasks.iter().filter_map(|task| {
         let (view, claim) = (&task.view, task.view.claim.as_ref()?);
         Some(HeldClaim {
@@ -145,14 +162,25 @@ pub(crate) async fn claims(State(app): State<App>, Asked(query): Asked<ClaimsQue
 /// Why a task is not being worked on.
 #[utoipa::path(
     get, path = "/v1/tasks/{id}/why", tag = "tasks",
-    params(("id" = String, Path, description = "the task")),
+    params(("id" = String, Path, description = "the task"), StaleQuery),
     responses(
         (status = 200, description = "every reason", body = WhyReply),
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn why(State(app): State<App>, At(id): At<String>) -> Reply {
-    let (state, lines) = app.node.why(task_id(&id)?).await?;
+pub(crate) async fn why(
+    State(app): State<App>,
+    At(id): At<String>,
+    Asked(query): Asked<StaleQuery>,
+    redirect: Redirect,
+) -> Reply {
+    let (id, fresh) = (task_id(&id)?, freshness(query.stale));
+    if fresh == Freshness::Linearizable
+        && let Some(elsewhere) = redirect.elsewhere(&app, Some(id.shard()))?
+    {
+        return Ok(elsewhere);
+    }
+    let (state, lines) = app.node.why(id, fresh).await?;
     let reasons =
         lines.into_iter().map(|line| ReasonReply { code: line.code.to_owned(), text: line.text }).collect();
     Ok(json(StatusCode::OK, &WhyReply { state: TaskState(state), reasons }))
@@ -171,13 +199,18 @@ pub(crate) async fn cancel(
     State(app): State<App>,
     At(id): At<String>,
     Asked(query): Asked<CancelQuery>,
+    redirect: Redirect,
 ) -> Reply {
+    let id = task_id(&id)?;
     let reason = query.reason.unwrap_or_default();
     if reason.len() > limits::REASON_BYTES_MAX {
         let max = limits::REASON_BYTES_MAX;
         return Err(Refusal::invalid(format!("reason is longer than {max} bytes: shorten it")));
     }
-    settled(app.node.cancel(task_id(&id)?, reason).await?)
+    match redirect.elsewhere(&app, Some(id.shard()))? {
+        Some(elsewhere) => Ok(elsewhere),
+        None => settled(app.node.cancel(id, reason).await?),
+    }
 }
 
 /// Brings a dead, failed or cancelled task back, at the tail of its queue.
@@ -189,8 +222,12 @@ pub(crate) async fn cancel(
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn requeue(State(app): State<App>, At(id): At<String>) -> Reply {
-    settled(app.node.requeue(task_id(&id)?).await?)
+pub(crate) async fn requeue(State(app): State<App>, At(id): At<String>, redirect: Redirect) -> Reply {
+    let id = task_id(&id)?;
+    match redirect.elsewhere(&app, Some(id.shard()))? {
+        Some(elsewhere) => Ok(elsewhere),
+        None => settled(app.node.requeue(id).await?),
+    }
 }
 
 /// Ends a task as cancelled, whoever holds it.
@@ -202,8 +239,12 @@ pub(crate) async fn requeue(State(app): State<App>, At(id): At<String>) -> Reply
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn discard(State(app): State<App>, At(id): At<String>) -> Reply {
-    settled(app.node.discard(task_id(&id)?).await?)
+pub(crate) async fn discard(State(app): State<App>, At(id): At<String>, redirect: Redirect) -> Reply {
+    let id = task_id(&id)?;
+    match redirect.elsewhere(&app, Some(id.shard()))? {
+        Some(elsewhere) => Ok(elsewhere),
+        None => settled(app.node.discard(id).await?),
+    }
 }
 
 /// Takes a claimed task from its holder; it waits again.
@@ -215,8 +256,12 @@ pub(crate) async fn discard(State(app): State<App>, At(id): At<String>) -> Reply
         (status = "default", description = "refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn put_back(State(app): State<App>, At(id): At<String>) -> Reply {
-    settled(app.node.put_back(task_id(&id)?).await?)
+pub(crate) async fn put_back(State(app): State<App>, At(id): At<String>, redirect: Redirect) -> Reply {
+    let id = task_id(&id)?;
+    match redirect.elsewhere(&app, Some(id.shard()))? {
+        Some(elsewhere) => Ok(elsewhere),
+        None => settled(app.node.put_back(id).await?),
+    }
 }
 
 /// Brings back all that fit a filter, in bounded steps: go on with `cursor` until there is none.

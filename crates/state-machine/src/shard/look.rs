@@ -250,11 +250,22 @@ impl Shard {
         held.map(claim).collect()
     }
 
+    /// The fence of a session's newest claim.
+    pub fn session_last(&self, session: SessionId) -> Option<Fence> {
+        let held = self.sessions.range((session, Fence(0))..=(session, Fence(u64::MAX)));
+        held.last().map(|(&(_, fence), _)| fence)
+    }
+
     /// The sessions that hold claims here, and whose they are. Costs what it returns, not the claims.
     pub fn sessions(&self) -> Vec<(SessionId, WorkerName)> {
+        self.sessions_from(SessionId(0), usize::MAX)
+    }
+
+    /// The same in steps: those with ids of `from` on, at most `limit`.
+    pub fn sessions_from(&self, from: SessionId, limit: usize) -> Vec<(SessionId, WorkerName)> {
         let mut sessions: Vec<(SessionId, WorkerName)> = Vec::new();
-        let mut next = self.sessions.first_key_value();
-        while let Some((&(session, _), slot)) = next {
+        let mut next = self.sessions.range((from, Fence(0))..).next();
+        while let Some((&(session, _), slot)) = next.filter(|_| sessions.len() < limit) {
             sessions.push((session, self.claims[slot].worker.clone()));
             let after = (Bound::Excluded((session, Fence(u64::MAX))), Bound::Unbounded);
             next = self.sessions.range(after).next();

@@ -172,6 +172,11 @@ impl Script {
             Rejection::TooManyQueues { count, .. } => format!(" there are {count}"),
             Rejection::StaleVersion { current, .. } => format!(" current={current}"),
             Rejection::NotEmpty { count, .. } => format!(" count={count}"),
+            // Scripts are about shards.
+            Rejection::NoCluster
+            | Rejection::UnknownNode { .. }
+            | Rejection::NodeNeeded { .. }
+            | Rejection::TooManyNodes { .. } => unreachable!("only the catalog says {rejection}"),
         };
         format!("rejected {}{facts}", rejection.code())
     }

@@ -44,12 +44,18 @@ pub enum ClusterStatusWord {
 pub struct ClusterNodeReply {
     /// Its number.
     pub id: u64,
-    /// Where it listens.
+    /// Where callers reach it; empty when that is not known.
     pub address: String,
-    /// How it is.
+    /// `up`, `down`, `joining` or `leaving`.
     pub state: String,
-    /// How many shards it leads.
+    /// How many groups it leads, the catalog included.
     pub leads: u64,
+    /// Where other nodes reach it; empty when that is not known.
+    #[serde(default)]
+    pub peer_address: String,
+    /// The version of its program; empty when it was not heard yet.
+    #[serde(default)]
+    pub version: String,
 }
 
 /// A shard.
@@ -76,6 +82,9 @@ pub struct ReplicaReply {
     pub applied: u64,
     /// How many entries it is behind.
     pub lag: u64,
+    /// `voter` or `learner`.
+    #[serde(default)]
+    pub role: String,
 }
 
 /// This node alone, quorum or not.
@@ -95,6 +104,40 @@ pub struct NodeReply {
     pub reason: Option<String>,
     /// Its groups; 0 is the catalog.
     pub groups: Vec<GroupReply>,
+    /// The other nodes, as this one reaches them.
+    #[serde(default)]
+    pub peers: Vec<PeerReply>,
+    /// Its clock among the others'.
+    #[serde(default)]
+    pub clock: ClockReply,
+}
+
+/// Another node, as this one reaches it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PeerReply {
+    /// Its number.
+    pub node: u64,
+    /// Where other nodes reach it.
+    pub address: String,
+    /// The link to it: `up`, `down`, or `gone` when its process was seen to end.
+    pub link: String,
+    /// For how long the link has been so.
+    pub since_ms: Ms,
+    /// How long a message takes there and back, while the link is up.
+    pub round_trip_ms: Option<f64>,
+    /// How long ago it last told of itself.
+    pub last_status_ms: Option<Ms>,
+}
+
+/// A node's clock among the others'.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClockReply {
+    /// How far this node's clock is ahead of the median; null while fewer than three clocks are known.
+    pub offset_ms: Option<i64>,
+    /// It is so far off that the median is used in its place.
+    pub held: bool,
+    /// How often it jumped by more than a second.
+    pub jumps: u64,
 }
 
 /// A group as this node sees it.
@@ -116,12 +159,24 @@ pub struct GroupReply {
     pub applied: u64,
     /// The index of its last checkpoint.
     pub last_checkpoint: u64,
+    /// The newest hash of its state: copies that have the same index have the same hash.
+    #[serde(default)]
+    pub hash: Option<HashReply>,
     /// When it last heard from the leader.
     pub last_heartbeat: Option<Time>,
     /// When a leader was last elected.
     pub last_election: Option<Time>,
     /// The other members.
     pub peers: Vec<u64>,
+}
+
+/// A state's hash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HashReply {
+    /// After this entry.
+    pub index: u64,
+    /// The hash, in hexadecimal digits.
+    pub hash: String,
 }
 
 /// What `/livez` and `/readyz` answer.

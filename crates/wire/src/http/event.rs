@@ -13,7 +13,7 @@ pub struct EventReply {
     /// When.
     pub at: Time,
     /// What: a word of a task's history, or `worker_registered`, `worker_lost`, `worker_left`,
-    /// `deadline_passed`, `queue_changed`, `queue_deleted`, `events_missed`.
+    /// `deadline_passed`, `queue_changed`, `queue_deleted`, `replica_diverged`, `events_missed`.
     pub event: String,
     /// Where in the log: `shard:index`.
     #[serde(skip_serializing_if = "Option::is_none", default)]

@@ -8,6 +8,8 @@ pub mod claim;
 pub mod cluster;
 pub mod enqueue;
 pub mod event;
+pub mod fresh;
+pub mod members;
 pub mod parse;
 pub mod problem;
 pub mod queue;

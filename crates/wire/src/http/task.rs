@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
+use super::fresh::StaleWord;
 use super::text::{Pairs, Text};
 use super::time::Time;
 use super::value::{Id, Ms, Session, State};
@@ -180,6 +181,10 @@ pub struct TaskQuery {
     /// Answers when the task has ended, or after this long: at most 60000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<u64>,
+    /// `ok`: this node's own copy will do, quorum or not.
+    #[param(inline)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stale: Option<StaleWord>,
 }
 
 /// `GET /v1/queues/{queue}/tasks/{dedup_key}`.
@@ -193,6 +198,10 @@ pub struct DedupQuery {
     /// The unique key, if the task has one and no order key: a dedup key holds within it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unique_key: Option<String>,
+    /// `ok`: this node's own copy will do, quorum or not.
+    #[param(inline)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stale: Option<StaleWord>,
 }
 
 /// `GET /v1/tasks`.
@@ -221,6 +230,10 @@ pub struct TasksQuery {
     /// Where the step before ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
+    /// `ok`: this node's own copy will do, quorum or not.
+    #[param(inline)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stale: Option<StaleWord>,
 }
 
 /// `GET /v1/claims`.
@@ -243,6 +256,10 @@ pub struct ClaimsQuery {
     /// Where the step before ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
+    /// `ok`: this node's own copy will do, quorum or not.
+    #[param(inline)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stale: Option<StaleWord>,
 }
 
 /// `POST /v1/tasks:requeue · :discard · :cancel · :put-back`: acts on what fits, in bounded steps.

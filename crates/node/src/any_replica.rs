@@ -1,0 +1,131 @@
+//! A replica of any group, where it does not matter what the group keeps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use model::{GroupId, MemberId, NodeId};
+use replica::{AppendSink, Codec, Members, Replica, Result, Status};
+use wire::peer::PeerKind;
+
+/// Where the answers to appends go: which request, and its answer.
+pub(crate) type OnAppended = Box<dyn Fn(u64, Result<Bytes>) + Send + Sync>;
+
+/// A replica of any group. See [`Replica`] for what each of these does.
+pub(crate) trait AnyReplica: Send + Sync {
+    fn group(&self) -> GroupId;
+    fn member(&self) -> MemberId;
+    fn leads(&self) -> bool;
+    fn leader(&self) -> Option<(MemberId, u64)>;
+    fn leader_changed(&self, seen: Option<(MemberId, u64)>) -> BoxFuture<'static, Option<(MemberId, u64)>>;
+    fn members(&self) -> Members;
+    fn progress(&self) -> BTreeMap<MemberId, u64>;
+    fn status(&self) -> Status;
+    fn is_initialized(&self) -> BoxFuture<'static, Result<bool>>;
+    fn initialize(&self, members: Vec<(MemberId, String)>) -> BoxFuture<'static, Result<()>>;
+    fn elect(&self) -> BoxFuture<'static, Result<()>>;
+    fn ready(&self) -> BoxFuture<'static, Result<()>>;
+    fn transfer_to(&self, member: MemberId) -> BoxFuture<'static, Result<()>>;
+    fn add_learner(&self, member: MemberId, address: String) -> BoxFuture<'static, Result<()>>;
+    fn set_members(
+        &self,
+        voters: BTreeSet<MemberId>,
+        learners: BTreeMap<MemberId, String>,
+    ) -> BoxFuture<'static, Result<()>>;
+    fn handle(&self, kind: PeerKind, body: Bytes) -> BoxFuture<'static, Result<Bytes>>;
+    fn appends(&self, answer: OnAppended) -> AppendSink;
+    fn node_gone(&self, node: NodeId);
+}
+
+/// A replica behind its common face.
+pub(crate) fn any<M: Codec>(replica: &Replica<M>) -> Arc<dyn AnyReplica> {
+    Arc::new(replica.clone())
+}
+
+impl<M: Codec> AnyReplica for Replica<M> {
+    fn group(&self) -> GroupId {
+        Replica::group(self)
+    }
+
+    fn member(&self) -> MemberId {
+        Replica::member(self)
+    }
+
+    fn leads(&self) -> bool {
+        Replica::leads(self)
+    }
+
+    fn leader(&self) -> Option<(MemberId, u64)> {
+        Replica::leader(self)
+    }
+
+    fn leader_changed(&self, seen: Option<(MemberId, u64)>) -> BoxFuture<'static, Option<(MemberId, u64)>> {
+        let replica = self.clone();
+        async move { replica.leader_changed(seen).await }.boxed()
+    }
+
+    fn members(&self) -> Members {
+        Replica::members(self)
+    }
+
+    fn progress(&self) -> BTreeMap<MemberId, u64> {
+        Replica::progress(self)
+    }
+
+    fn status(&self) -> Status {
+        Replica::status(self)
+    }
+
+    fn is_initialized(&self) -> BoxFuture<'static, Result<bool>> {
+        let replica = self.clone();
+        async move { replica.is_initialized().await }.boxed()
+    }
+
+    fn initialize(&self, members: Vec<(MemberId, String)>) -> BoxFuture<'static, Result<()>> {
+        let replica = self.clone();
+        async move { replica.initialize(&members).await }.boxed()
+    }
+
+    fn elect(&self) -> BoxFuture<'static, Result<()>> {
+        let replica = self.clone();
+        async move { replica.elect().await }.boxed()
+    }
+
+    fn ready(&self) -> BoxFuture<'static, Result<()>> {
+        let replica = self.clone();
+        async move { replica.ready().await }.boxed()
+    }
+
+    fn transfer_to(&self, member: MemberId) -> BoxFuture<'static, Result<()>> {
+        let replica = self.clone();
+        async move { replica.transfer_to(member).await }.boxed()
+    }
+
+    fn add_learner(&self, member: MemberId, address: String) -> BoxFuture<'static, Result<()>> {
+        let replica = self.clone();
+        async move { replica.add_learner(member, &address).await }.boxed()
+    }
+
+    fn set_members(
+        &self,
+        voters: BTreeSet<MemberId>,
+        learners: BTreeMap<MemberId, String>,
+    ) -> BoxFuture<'static, Result<()>> {
+        let replica = self.clone();
+        async move { replica.set_members(&voters, &learners).await }.boxed()
+    }
+
+    fn handle(&self, kind: PeerKind, body: Bytes) -> BoxFuture<'static, Result<Bytes>> {
+        Replica::handle(self, kind, body)
+    }
+
+    fn appends(&self, answer: OnAppended) -> AppendSink {
+        Replica::appends(self, answer)
+    }
+
+    fn node_gone(&self, node: NodeId) {
+        Replica::node_gone(self, node);
+    }
+}

@@ -1,0 +1,223 @@
+//! What other nodes ask of the groups that this node leads.
+//!
+//! Commands come encoded and go to the replica as they are. A claim is looked at first: when nothing is free
+//! for it, it is answered without an entry in the log. Every "no" says whether something may have happened.
+//! The other side is `route.rs`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use model::{GroupId, NodeId, Reply, ShardId, TaskId};
+use prost::Message;
+use replica::{Applied, Piece, Replica};
+use state_machine::Shard;
+use wire::entry::Malformed;
+use wire::reply::{ClaimHead, PieceMessage, Propose, ProposeAnswer, ReadIndex, ReadIndexAnswer, Refusal};
+
+use crate::error::Error;
+use crate::inner::{Inner, Node};
+use crate::repeat::Routed;
+use crate::route::refusal_of;
+use crate::taken::Return;
+use crate::waiting::Promised;
+
+/// Bytes of envelopes in one answer: a frame takes them and what is around them.
+const ANSWER_BYTES_MAX: usize = 40 * 1024 * 1024;
+/// What a claim takes beside its envelope, at most.
+const CLAIM_BYTES: usize = 256;
+/// The longest that another node may have this one wait.
+const PATIENCE_MAX: Duration = Duration::from_secs(60);
+
+/// Does another node's commands, as the leader of `group`. An error when the body is no such message.
+pub(crate) async fn serve_propose(inner: &Arc<Inner>, group: GroupId, body: Bytes) -> Result<Bytes, String> {
+    let propose = Propose::decode(body).map_err(|error| error.to_string())?;
+    let answer = match ShardId::new(group.0) {
+        None => {
+            let (done, refusal) = propose_here(&inner.groups.catalog, &propose).await;
+            answer_of(&inner.groups.catalog, &done, refusal.as_ref())
+        }
+        Some(shard) if shard.number() > inner.groups.count() => refused(&Refusal::Unavailable, 0),
+        Some(shard) => serve_shard(inner, shard, &propose).await,
+    };
+    Ok(answer.encode_to_vec().into())
+}
+
+/// Tells another node which index a read must have seen, as the leader of `group`.
+pub(crate) async fn serve_read_index(
+    inner: &Arc<Inner>,
+    group: GroupId,
+    body: Bytes,
+) -> Result<Bytes, String> {
+    let asked = ReadIndex::decode(body).map_err(|error| error.to_string())?;
+    let outcome = match ShardId::new(group.0) {
+        None => index_of(&inner.groups.catalog, asked).await,
+        Some(shard) if shard.number() > inner.groups.count() => Err(Refusal::Unavailable),
+        Some(shard) => index_of(inner.groups.shard(shard), asked).await,
+    };
+    Ok(ReadIndexAnswer::new(outcome).encode_to_vec().into())
+}
+
+async fn index_of<M: Routed>(replica: &Replica<M>, asked: ReadIndex) -> Result<u64, Refusal> {
+    if asked.is_hint {
+        return if replica.leads() { Ok(replica.applied()) } else { Err(not_leader(replica)) };
+    }
+    let patience = Duration::from_millis(asked.patience_ms).min(PATIENCE_MAX);
+    match tokio::time::timeout(patience, replica.read_index()).await {
+        Ok(index) => index.map_err(refusal_of),
+        Err(_) => Err(Refusal::Unavailable),
+    }
+}
+
+fn not_leader<M: Routed>(replica: &Replica<M>) -> Refusal {
+    Refusal::NotLeader { leader: replica.leader().map(|(leader, _)| leader.node().0) }
+}
+
+fn refused(refusal: &Refusal, applied: u64) -> ProposeAnswer {
+    ProposeAnswer::new(Vec::new(), Some(refusal), applied)
+}
+
+async fn serve_shard(inner: &Arc<Inner>, shard: ShardId, propose: &Propose) -> ProposeAnswer {
+    let replica = inner.groups.shard(shard);
+    if !replica.leads() {
+        return refused(&not_leader(replica), replica.applied());
+    }
+    // This node's own room counts too: the one that asked looked only at its own.
+    if propose.pieces.iter().all(|piece| piece.is_new_work)
+        && let Err(error) = inner.room.check(shard)
+    {
+        return refused(&no_room(&error), replica.applied());
+    }
+    let promised = match &propose.claim {
+        None => None,
+        Some(head) => match promised(inner, shard, head) {
+            Ok(Some(promised)) => Some(promised),
+            Ok(None) => return nothing_free(replica),
+            Err(error) => {
+                tracing::warn!(%shard, %error, "a claim of another node that is not understood");
+                return refused(&Refusal::Unavailable, replica.applied());
+            }
+        },
+    };
+    let (mut done, refusal) = propose_here(replica, propose).await;
+    drop(promised);
+    for claim in over(&mut done, ANSWER_BYTES_MAX) {
+        // Fails only when the node has stopped: then the deadline frees the claim.
+        let _ = inner.returns.send(claim);
+    }
+    answer_of(replica, &done, refusal.as_ref())
+}
+
+async fn propose_here<M: Routed>(
+    replica: &Replica<M>,
+    propose: &Propose,
+) -> (Vec<Applied<M::Reply>>, Option<Refusal>) {
+    if !propose.pieces.iter().all(PieceMessage::is_whole) {
+        // It would end the group: an entry that one replica cannot read, none can.
+        tracing::warn!(group = %replica.group(), "commands of another node that are none: refused");
+        return (Vec::new(), Some(Refusal::Unavailable));
+    }
+    let piece = |piece: &PieceMessage| Piece {
+        bytes: piece.bytes.clone(),
+        commands: piece.commands,
+        is_new_work: piece.is_new_work,
+    };
+    let pieces: Vec<Piece> = propose.pieces.iter().map(piece).collect();
+    let patience = Duration::from(propose.patience()).min(PATIENCE_MAX);
+    let (done, error) = replica.propose_pieces(&pieces, patience).await;
+    (done, error.map(refusal_of))
+}
+
+fn answer_of<M: Routed>(
+    replica: &Replica<M>,
+    done: &[Applied<M::Reply>],
+    refusal: Option<&Refusal>,
+) -> ProposeAnswer {
+    ProposeAnswer::new(done.iter().map(M::to_message).collect(), refusal, replica.applied())
+}
+
+/// Takes out the claims whose envelopes are too much for one answer: they are given back.
+fn over(done: &mut [Applied<Reply>], bytes_max: usize) -> Vec<Return> {
+    let mut bytes = 0;
+    let mut over = Vec::new();
+    for applied in done {
+        let Ok(Reply::Claimed(claims)) = &mut applied.outcome else { continue };
+        claims.retain(|claim| {
+            bytes += claim.envelope.len() + CLAIM_BYTES;
+            if bytes > bytes_max {
+                over.push(Return { task: claim.id, fence: claim.fence });
+            }
+            bytes <= bytes_max
+        });
+    }
+    over
+}
+
+fn promised(inner: &Arc<Inner>, shard: ShardId, head: &ClaimHead) -> Result<Option<Promised>, Malformed> {
+    Ok(inner.promise_in(shard, &head.names()?, head.max))
+}
+
+/// The answer to a claim that gets nothing, without an entry: as of what is applied here.
+fn nothing_free(replica: &Replica<Shard>) -> ProposeAnswer {
+    let index = replica.applied();
+    let nothing = Applied { index, outcome: Ok(Reply::Claimed(Vec::new())) };
+    ProposeAnswer::new(vec![Shard::to_message(&nothing)], None, index)
+}
+
+fn no_room(error: &Error) -> Refusal {
+    match *error {
+        Error::MemoryFull { bytes, bytes_max } => Refusal::MemoryFull { bytes, bytes_max },
+        _ => Refusal::DiskFull,
+    }
+}
+
+impl Node {
+    /// Who leads a shard, as far as this node knows.
+    pub fn leader_of(&self, shard: ShardId) -> Option<NodeId> {
+        (shard.number() <= self.inner.groups.count()).then(|| self.inner.groups.leader_of(shard)).flatten()
+    }
+
+    /// Where a request about `task` had better go, for a caller that follows redirects: the HTTP address
+    /// of the leader, unless that is this node or not known.
+    pub fn redirect_for(&self, task: TaskId) -> Option<String> {
+        let leader = self.leader_of(task.shard()).filter(|leader| *leader != self.inner.node)?;
+        self.inner.http_address(leader)
+    }
+
+    /// The HTTP address of a shard's leader, unless that is this node or not known.
+    pub fn leader_address(&self, shard: ShardId) -> Option<String> {
+        let leader = self.leader_of(shard).filter(|leader| *leader != self.inner.node)?;
+        self.inner.http_address(leader)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::{Claimed, Elapsed, Fence, QueueName, WallTime};
+
+    #[test]
+    fn claims_that_do_not_fit_into_one_answer_are_given_back() {
+        let claimed = |n: u64, bytes: usize| Claimed {
+            id: TaskId::new(ShardId::new(1).unwrap(), WallTime::from_millis(1), n),
+            queue: QueueName::new("mail").unwrap(),
+            priority: 5,
+            attempt: 1,
+            fence: Fence(n),
+            deadline: Elapsed(1),
+            deadline_wall: WallTime::from_millis(1),
+            enqueued_at: WallTime::from_millis(1),
+            ready_since: WallTime::from_millis(1),
+            envelope: vec![0; bytes].into(),
+        };
+        let applied = |claims| Applied { index: 1, outcome: Ok(Reply::Claimed(claims)) };
+        let mut done = [
+            applied(vec![claimed(1, 1_000), claimed(2, 1_000)]),
+            Applied { index: 1, outcome: Ok(Reply::Done) },
+            applied(vec![claimed(3, 1_000)]),
+        ];
+        let over = over(&mut done, 2_700);
+        assert_eq!(over.iter().map(|claim| claim.fence).collect::<Vec<_>>(), [Fence(3)]);
+        assert_eq!(done[2].outcome, Ok(Reply::Claimed(Vec::new())));
+    }
+}

@@ -1,0 +1,255 @@
+//! How a node finds its place in a cluster when it starts.
+//!
+//! A node with data is what its identity says. One without asks all listed nodes, again and again, until one
+//! of these holds (DESIGN §6):
+//!
+//! - It is alone: it makes a cluster of its own.
+//! - Somebody is a member of a cluster: it joins that, or, if it is prepared for the very same, follows.
+//! - A person said `--bootstrap`, and nobody spoke of a cluster within a second: it makes one of its own.
+//! - All have answered and nobody is a member: the one with the smallest number makes the cluster.
+//!
+//! Where a crash may come, and what then (`standing.rs` says why nothing is lost):
+//!
+//! 1. Before anything is written: all are empty, and all begin anew.
+//! 2. Some or all others are prepared, the founder is not a member: it starts empty, sees nobody that is a
+//!    member, and prepares all for a new cluster in place of the old.
+//! 3. The founder is a member, the others are prepared: they hear of it and follow; the founder, started again,
+//!    goes on alone until they do. Which of them initialises a group first does not matter.
+//! 4. A founder is wiped at point 3: it finds a member, or, if it was the only one, no group was ever
+//!    initialised with anybody else's help, and point 2 holds.
+//! 5. A node that joins crashes after its record is in the catalog and before its identity is on its disk: it
+//!    joins again, under the next incarnation.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::catalog::{ClusterFacts, NodeAddresses};
+use model::{GroupId, MemberId, NodeId, limits};
+use tokio::time::Instant;
+use wire::life::{Founding, Join, Joined, Probe, ProbeAnswer, Standing, StandingKind};
+use wire::peer::PeerKind;
+
+use super::standing::{Life, PROBE_WAIT, list};
+use crate::config::NodeConfig;
+use crate::error::Error;
+use crate::link::Links;
+
+/// Between two rounds of questions.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+/// How long the catalog may take to take a node in.
+const JOIN_WAIT: Duration = Duration::from_secs(5);
+/// With `--bootstrap`, how long others have to say that they know a cluster: the flag may have been left where
+/// it once was right, and the disk may have been lost since.
+const BOOTSTRAP_WAIT: Duration = Duration::from_secs(1);
+/// How often it says again what it waits for.
+const SAY_EVERY: Duration = Duration::from_secs(10);
+
+/// Who this node is in its cluster.
+pub(crate) struct Place {
+    pub(crate) member: MemberId,
+    pub(crate) facts: ClusterFacts,
+    /// The founders, on one of them.
+    pub(crate) founders: Vec<(NodeId, NodeAddresses)>,
+}
+
+/// Asks and waits until this node has its place. Dropped, it leaves nothing undone that a next start would
+/// not do again.
+pub(crate) async fn find_place(life: &Arc<Life>, links: &Links, config: &NodeConfig) -> Result<Place, Error> {
+    let mut asking = Asking {
+        life,
+        links,
+        config,
+        // One for all tries of this start: whoever promised it once need not do so again.
+        founding: new_founding(life, config),
+        nonce: rand::random(),
+        said: Instant::now(),
+    };
+    let began = Instant::now();
+    loop {
+        if let Standing::Member { member, facts, founders } = life.standing() {
+            config.progress.set("");
+            return Ok(Place { member, facts, founders });
+        }
+        let others: Vec<NodeId> = life.listed.iter().copied().filter(|node| *node != life.node).collect();
+        if others.is_empty() {
+            asking.found_alone().await?;
+        } else if let Err(waits_for) = asking.round(&others).await {
+            if config.bootstrap && began.elapsed() >= BOOTSTRAP_WAIT {
+                asking.found_alone().await?;
+                continue;
+            }
+            asking.say(&waits_for);
+            tokio::select! {
+                () = tokio::time::sleep(ASK_EVERY) => {}
+                () = life.changed.notified() => {}
+            }
+        }
+    }
+}
+
+fn new_founding(life: &Life, config: &NodeConfig) -> Founding {
+    let facts = ClusterFacts {
+        cluster_id: rand::random(),
+        shards: config.shards.unwrap_or(limits::SHARDS_DEFAULT),
+        token_key: rand::random(),
+    };
+    let addresses = |node: &NodeId| match *node == life.node {
+        true => life.addresses.clone(),
+        // Each says the rest of itself when the cluster is there.
+        false => {
+            NodeAddresses { peer: config.peers.get(node).cloned().unwrap_or_default(), http: String::new() }
+        }
+    };
+    let nodes = life.listed.iter().map(|node| (*node, addresses(node))).collect();
+    Founding { facts, nodes }
+}
+
+struct Asking<'a> {
+    life: &'a Arc<Life>,
+    links: &'a Links,
+    config: &'a NodeConfig,
+    founding: Founding,
+    nonce: u128,
+    /// When it last said what it waits for.
+    said: Instant,
+}
+
+impl Asking<'_> {
+    fn say(&mut self, waits_for: &str) {
+        let is_news = self.config.progress.set(waits_for);
+        if is_news || self.said.elapsed() >= SAY_EVERY {
+            self.said = Instant::now();
+            tracing::info!(node = %self.life.node, "waiting: {waits_for}");
+        }
+    }
+
+    async fn found_alone(&self) -> Result<(), Error> {
+        let nodes = vec![(self.life.node, self.life.addresses.clone())];
+        let standing = self.first_life(&Founding { facts: self.founding.facts.clone(), nodes });
+        self.life.change(standing, |_| Ok(())).await.map_err(Error::Broken)?;
+        tracing::info!(node = %self.life.node, "made a new cluster of one node");
+        Ok(())
+    }
+
+    fn first_life(&self, founding: &Founding) -> Standing {
+        let Founding { facts, nodes } = founding.clone();
+        Standing::Member { member: MemberId::new(self.life.node, 0), facts, founders: nodes }
+    }
+
+    /// One round of questions. `Err` says what it waits for.
+    async fn round(&self, others: &[NodeId]) -> Result<(), String> {
+        let answers = self.probe(others).await;
+        let members: BTreeMap<NodeId, u128> = answers
+            .iter()
+            .filter(|(_, answer)| answer.kind == StandingKind::Member)
+            .map(|(node, answer)| (*node, answer.cluster_id))
+            .collect();
+        if let Some((node, cluster_id)) = members.first_key_value() {
+            if members.values().any(|other| other != cluster_id) {
+                let members: Vec<NodeId> = members.keys().copied().collect();
+                return Err(format!("nodes {} are of different clusters: correct --cluster", list(&members)));
+            }
+            return self.enter(*node, *cluster_id, members.keys().copied()).await;
+        }
+        let silent: Vec<NodeId> = others.iter().copied().filter(|node| !answers.contains_key(node)).collect();
+        if !silent.is_empty() {
+            return Err(format!(
+                "nodes {} do not answer, and a new cluster is made only when all have said that they are \
+                 empty (or start one node with --bootstrap)",
+                list(&silent)
+            ));
+        }
+        if let Some((node, answer)) = answers.iter().find(|(_, answer)| answer.listed != self.life.listed) {
+            let (theirs, ours) = (list(&answer.listed), list(&self.life.listed));
+            return Err(format!(
+                "node {node} was told of nodes {theirs}, this one of {ours}: correct --cluster"
+            ));
+        }
+        match self.life.listed.first() {
+            Some(&first) if first != self.life.node => Err(format!("node {first} makes the cluster")),
+            _ => self.found(others).await,
+        }
+    }
+
+    async fn probe(&self, others: &[NodeId]) -> BTreeMap<NodeId, ProbeAnswer> {
+        let body = Probe { member: None }.encode();
+        let ask = |node: NodeId| {
+            let body = body.clone();
+            async move {
+                let answer = self.links.call(node, PeerKind::Probe, GroupId::CATALOG, body, PROBE_WAIT).await;
+                Some((node, ProbeAnswer::decode(answer.ok()?).ok()?))
+            }
+        };
+        futures::future::join_all(others.iter().copied().map(ask)).await.into_iter().flatten().collect()
+    }
+
+    /// There is a cluster: follows into it, or joins it.
+    async fn enter(
+        &self,
+        first: NodeId,
+        cluster_id: u128,
+        members: impl Iterator<Item = NodeId>,
+    ) -> Result<(), String> {
+        if let Standing::Prepared(founding) = self.life.standing()
+            && founding.facts.cluster_id == cluster_id
+        {
+            let standing = self.first_life(&founding);
+            let still = |now: &Standing| match now {
+                Standing::Prepared(now) if *now == founding => Ok(()),
+                _ => Err("another founding".to_owned()),
+            };
+            self.life.change(standing, still).await?;
+            tracing::info!(node = %self.life.node, "node {first} has made the cluster, and this one is part of it");
+            return Ok(());
+        }
+        let join =
+            Join { node: self.life.node, nonce: self.nonce, addresses: self.life.addresses.clone() }.encode();
+        let mut why = String::new();
+        for node in members {
+            let asked =
+                self.links.call(node, PeerKind::Join, GroupId::CATALOG, join.clone(), JOIN_WAIT).await;
+            let joined = match asked {
+                Ok(body) => Joined::decode(body).map_err(|error| error.to_string())?,
+                Err(error) => {
+                    why = format!("node {node} could not take this one into its cluster: {error}");
+                    continue;
+                }
+            };
+            let (member, facts) = (joined.member, joined.facts);
+            if member.node() != self.life.node || facts.cluster_id != cluster_id {
+                return Err(format!("node {node} took in member {member} of another cluster"));
+            }
+            let standing = Standing::Member { member, facts, founders: Vec::new() };
+            self.life.change(standing, not_member).await?;
+            tracing::info!(node = %self.life.node, %member, "joined the cluster through node {node}");
+            return Ok(());
+        }
+        Err(why)
+    }
+
+    /// All are empty or prepared, and it is this node that makes the cluster.
+    async fn found(&self, others: &[NodeId]) -> Result<(), String> {
+        let body = self.founding.encode();
+        let ask = |node: NodeId| {
+            let body = body.clone();
+            async move {
+                let asked = self.links.call(node, PeerKind::Found, GroupId::CATALOG, body, JOIN_WAIT).await;
+                asked.map_err(|error| format!("node {node} did not agree to a new cluster: {error}"))
+            }
+        };
+        for agreed in futures::future::join_all(others.iter().copied().map(ask)).await {
+            agreed?;
+        }
+        self.life.change(self.first_life(&self.founding), not_member).await?;
+        tracing::info!(node = %self.life.node, "made a new cluster with nodes {}", list(others));
+        Ok(())
+    }
+}
+
+fn not_member(now: &Standing) -> Result<(), String> {
+    match now {
+        Standing::Empty | Standing::Prepared(_) => Ok(()),
+        Standing::Member { .. } => Err("this node is a member already".to_owned()),
+    }
+}

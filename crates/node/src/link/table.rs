@@ -1,0 +1,358 @@
+//! Who is connected, who should be, and what was seen of them.
+//!
+//! All changes of a link's state and all events come from here, under one lock, so that what is told is in
+//! the order of what happened.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::{Millis, NodeId};
+use parking_lot::Mutex;
+use replica::Clock;
+use tokio::sync::{Notify, broadcast, watch};
+use wire::peer::RefusalCode;
+
+use super::complaints::Complaints;
+use super::connection::{Cause, Connection, Other};
+use super::counters::Counters;
+use super::handler::Handler;
+use super::links::{Identity, LinkEvent, LinkState, LinkStats};
+
+/// Events that a slow listener may be behind by.
+const EVENTS_KEPT: usize = 1024;
+/// Connections of nodes that are no peers of ours, such as those that want to join.
+const UNLISTED_MAX: usize = 64;
+/// How long a connection has to answer when another one wants its place.
+const ALIVE_WITHIN: Duration = Duration::from_millis(300);
+
+/// What all links share.
+pub(super) struct Shared {
+    pub(super) me: Identity,
+    pub(super) complaints: Complaints,
+    clock: Arc<dyn Clock>,
+    started: Millis,
+    events: broadcast::Sender<LinkEvent>,
+    table: Mutex<Table>,
+    /// With whom to keep links, and where they are.
+    wanted: watch::Sender<BTreeMap<NodeId, String>>,
+}
+
+#[derive(Default)]
+struct Table {
+    cluster: u128,
+    peers: BTreeMap<NodeId, Peer>,
+    connections: u64,
+    is_stopped: bool,
+}
+
+struct Peer {
+    connection: Option<Arc<Connection>>,
+    is_wanted: bool,
+    /// Whether it was told that it is up, and since when it is or is not.
+    is_up: bool,
+    since: Millis,
+    /// The process that was up last, and whether it was seen to end.
+    process: Option<u64>,
+    is_gone: bool,
+    /// The process whose connection the other side closed, until somebody looks into it.
+    lost: Option<u64>,
+    counters: Arc<Counters>,
+    /// Rings for who keeps this link, when a connection came or went.
+    changed: Arc<Notify>,
+}
+
+impl Peer {
+    fn new(since: Millis) -> Peer {
+        Peer {
+            connection: None,
+            is_wanted: false,
+            is_up: false,
+            since,
+            process: None,
+            is_gone: false,
+            lost: None,
+            counters: Arc::default(),
+            changed: Arc::default(),
+        }
+    }
+
+    fn live(&self) -> Option<&Arc<Connection>> {
+        self.connection.as_ref().filter(|connection| !connection.is_closed())
+    }
+}
+
+impl Shared {
+    pub(super) fn new(me: Identity, clock: Arc<dyn Clock>) -> Shared {
+        Shared {
+            me,
+            complaints: Complaints::default(),
+            started: clock.elapsed(),
+            clock,
+            events: broadcast::Sender::new(EVENTS_KEPT),
+            table: Mutex::default(),
+            wanted: watch::Sender::new(BTreeMap::new()),
+        }
+    }
+
+    pub(super) fn events(&self) -> broadcast::Receiver<LinkEvent> {
+        self.events.subscribe()
+    }
+
+    pub(super) fn wanted(&self) -> watch::Receiver<BTreeMap<NodeId, String>> {
+        self.wanted.subscribe()
+    }
+
+    pub(super) fn address(&self, node: NodeId) -> Option<String> {
+        self.wanted.borrow().get(&node).cloned()
+    }
+
+    pub(super) fn cluster(&self) -> u128 {
+        self.table.lock().cluster
+    }
+
+    fn tell(&self, event: LinkEvent) {
+        // Nobody needs to listen.
+        let _ = self.events.send(event);
+    }
+
+    pub(super) fn set_cluster(&self, cluster: u128) {
+        let mut table = self.table.lock();
+        if table.cluster == cluster {
+            return;
+        }
+        table.cluster = cluster;
+        for connection in table.peers.values().filter_map(Peer::live) {
+            connection.close(Cause::Here("the cluster is known now: the two greet again"));
+        }
+    }
+
+    pub(super) fn set_peers(&self, mut peers: BTreeMap<NodeId, String>) {
+        peers.remove(&self.me.node);
+        let mut table = self.table.lock();
+        for node in peers.keys() {
+            table.peers.entry(*node).or_insert_with(|| Peer::new(self.started)).is_wanted = true;
+        }
+        table.peers.retain(|node, peer| {
+            peer.is_wanted = peers.contains_key(node);
+            if let (false, Some(connection)) = (peer.is_wanted, peer.live()) {
+                connection.close(Cause::Here("the other side is no peer any more"));
+            }
+            peer.is_wanted || peer.connection.is_some()
+        });
+        let live: Vec<_> = table.peers.values().filter_map(Peer::live).cloned().collect();
+        drop(table);
+        self.wanted.send_replace(peers);
+        for connection in live {
+            self.open(&connection);
+        }
+    }
+
+    /// The connection to this node.
+    pub(super) fn connection(&self, node: NodeId) -> Option<Arc<Connection>> {
+        self.table.lock().peers.get(&node)?.live().cloned()
+    }
+
+    /// Whether a connection may come: over which one, which was found dead. Or why not.
+    pub(super) async fn admit(&self, other: &Other) -> Result<Option<u64>, (RefusalCode, String)> {
+        let node = other.node;
+        let old = {
+            let table = self.table.lock();
+            let unlisted = table.peers.values().filter(|peer| !peer.is_wanted).count();
+            if !table.peers.contains_key(&node) && unlisted >= UNLISTED_MAX {
+                let text =
+                    format!("node {} has too many connections of nodes it does not know", self.me.node);
+                return Err((RefusalCode::TooMany, text));
+            }
+            table.peers.get(&node).and_then(Peer::live).cloned()
+        };
+        let Some(old) = old else { return Ok(None) };
+        if old.other.process == other.process && self.is_dialled_by_smaller(other) {
+            return Ok(None);
+        }
+        if !old.is_alive(ALIVE_WITHIN).await {
+            return Ok(Some(old.number));
+        }
+        if old.other.process == other.process {
+            return Err((RefusalCode::Busy, format!("there is a connection to node {node} already")));
+        }
+        let text =
+            format!("two processes say that they are node {node}: give each its own number with --node");
+        Err((RefusalCode::SameNumber, text))
+    }
+
+    fn is_dialled_by_smaller(&self, other: &Other) -> bool {
+        other.is_ours == (self.me.node < other.node)
+    }
+
+    /// Puts a connection into its place, if it may have it: over the one found dead, over an older one to
+    /// the same process when the smaller node dialled, or over none.
+    pub(super) fn install(
+        &self,
+        other: Other,
+        over: Option<u64>,
+        handler: Arc<dyn Handler>,
+    ) -> Option<Arc<Connection>> {
+        let mut table = self.table.lock();
+        if table.is_stopped || other.our_cluster != table.cluster {
+            return None;
+        }
+        table.connections += 1;
+        let number = table.connections;
+        let peer = table.peers.entry(other.node).or_insert_with(|| Peer::new(self.started));
+        if let Some(old) = peer.live() {
+            let is_same = old.other.process == other.process;
+            if over != Some(old.number) && !(is_same && self.is_dialled_by_smaller(&other)) {
+                return None;
+            }
+            old.close(Cause::Here("another connection took its place"));
+        }
+        let is_other_process = peer.process.is_some_and(|process| process != other.process);
+        if peer.is_up && (is_other_process || !other.knows_cluster) {
+            self.down(peer, other.node, "another process has its place");
+        }
+        if is_other_process {
+            self.gone(peer, other.node);
+            peer.process = None;
+        }
+        peer.is_gone = false;
+        peer.lost = None;
+        let connection = Connection::new(number, other, handler, peer.counters.clone());
+        peer.connection = Some(connection.clone());
+        peer.changed.notify_one();
+        Some(connection)
+    }
+
+    /// Lets everything through, if the other side is a peer that knows the cluster.
+    pub(super) fn open(&self, connection: &Arc<Connection>) {
+        let node = connection.other.node;
+        let is_current = |peer: &Peer| {
+            peer.is_wanted && peer.live().is_some_and(|current| current.number == connection.number)
+        };
+        let is_peer = self.table.lock().peers.get(&node).is_some_and(is_current);
+        if !is_peer || !connection.other.knows_cluster {
+            return;
+        }
+        // Without the lock: the handler may look at links. Before the event: whoever hears it may send.
+        connection.open_fully();
+        let mut table = self.table.lock();
+        let Some(peer) = table.peers.get_mut(&node).filter(|peer| is_current(peer)) else { return };
+        peer.process = Some(connection.other.process);
+        if !peer.is_up {
+            peer.is_up = true;
+            peer.since = self.clock.elapsed();
+            tracing::info!(node = node.0, connection = connection.number, "a node can be talked to");
+            self.tell(LinkEvent::Up(node));
+        }
+    }
+
+    /// The connection has ended.
+    pub(super) fn ended(&self, connection: &Connection) {
+        let node = connection.other.node;
+        let mut table = self.table.lock();
+        let Some(peer) = table.peers.get_mut(&node) else { return };
+        if peer.connection.as_ref().is_none_or(|current| current.number != connection.number) {
+            return;
+        }
+        peer.connection = None;
+        let cause = connection.cause();
+        if peer.is_up {
+            self.down(peer, node, &cause.text());
+        }
+        if let Cause::Broken(text) = &cause {
+            self.complaints.warn(&node.to_string(), "broken", text);
+        }
+        peer.lost = matches!(cause, Cause::Other(_)).then_some(connection.other.process);
+        peer.changed.notify_one();
+        if !peer.is_wanted {
+            table.peers.remove(&node);
+        }
+    }
+
+    fn down(&self, peer: &mut Peer, node: NodeId, why: &str) {
+        peer.is_up = false;
+        peer.since = self.clock.elapsed();
+        tracing::info!(node = node.0, why, "a node cannot be talked to any more");
+        self.tell(LinkEvent::Down(node));
+    }
+
+    fn gone(&self, peer: &mut Peer, node: NodeId) {
+        if !peer.is_gone {
+            peer.is_gone = true;
+            tracing::info!(node = node.0, "the process of a node has ended");
+            self.tell(LinkEvent::Gone(node));
+        }
+    }
+
+    /// Nobody listens where this process of the node did.
+    pub(super) fn ended_there(&self, node: NodeId, process: u64) {
+        let mut table = self.table.lock();
+        if let Some(peer) = table.peers.get_mut(&node)
+            && peer.process == Some(process)
+            && peer.connection.is_none()
+        {
+            self.gone(peer, node);
+        }
+    }
+
+    /// Waits until there is no connection to this node. The process that closed the last one, if nobody
+    /// looked into that yet.
+    pub(super) async fn vacant(&self, node: NodeId) -> Option<u64> {
+        loop {
+            let changed = {
+                let mut table = self.table.lock();
+                let peer = table.peers.get_mut(&node)?;
+                if peer.connection.is_none() {
+                    return peer.lost.take();
+                }
+                peer.changed.clone()
+            };
+            changed.notified().await;
+        }
+    }
+
+    /// Waits so long, or until a connection to this node came or went.
+    pub(super) async fn changed(&self, node: NodeId, within: Duration) {
+        let changed = self.table.lock().peers.get(&node).map(|peer| peer.changed.clone());
+        let changed = async {
+            match changed {
+                Some(changed) => changed.notified().await,
+                None => std::future::pending().await,
+            }
+        };
+        let _ = tokio::time::timeout(within, changed).await;
+    }
+
+    /// Closes all, for good.
+    pub(super) fn stop(&self) {
+        let mut table = self.table.lock();
+        table.is_stopped = true;
+        for connection in table.peers.values().filter_map(Peer::live) {
+            connection.close(Cause::Here("this node stops"));
+        }
+    }
+
+    pub(super) fn up(&self) -> Vec<NodeId> {
+        let table = self.table.lock();
+        table.peers.iter().filter(|(_, peer)| peer.is_up).map(|(node, _)| *node).collect()
+    }
+
+    pub(super) fn state(&self, node: NodeId) -> LinkState {
+        match self.table.lock().peers.get(&node) {
+            None => LinkState::Down { since: self.started, gone: false },
+            Some(Peer { is_up: true, since, counters, .. }) => {
+                LinkState::Up { since: *since, round_trip: counters.measured() }
+            }
+            Some(Peer { since, is_gone, .. }) => LinkState::Down { since: *since, gone: *is_gone },
+        }
+    }
+
+    pub(super) fn stats(&self) -> BTreeMap<NodeId, LinkStats> {
+        let table = self.table.lock();
+        let stats = table.peers.iter().filter(|(_, peer)| peer.is_wanted).map(|(node, peer)| {
+            let queued = peer.connection.as_ref().map_or(0, |connection| connection.queued_bytes());
+            (*node, peer.counters.snapshot(queued))
+        });
+        stats.collect()
+    }
+}

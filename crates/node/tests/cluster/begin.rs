@@ -1,0 +1,215 @@
+//! How a cluster is made, in any order and whatever crashes meanwhile.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use model::NodeId;
+use node::{Disk, Error, Node};
+
+use crate::support::{World, enqueue, eventually, groups, has_task, is_voted_by, members};
+
+const TRIO: [u64; 3] = [1, 2, 3];
+
+fn cluster_id(node: &Node) -> u128 {
+    node.cluster().cluster_id
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_order_of_starts_makes_one_cluster() {
+    for order in [[1, 2, 3], [3, 2, 1], [2, 3, 1], [1, 3, 2]] {
+        let mut world = World::new();
+        for (n, node) in order.into_iter().enumerate() {
+            world.launch(node, &TRIO);
+            if n < 2 {
+                tokio::time::sleep(Duration::from_millis(150)).await;
+                assert!(!world.has_started(node), "{order:?}: node {node} did not wait for the others");
+            }
+        }
+        world.settled().await;
+        let mut ids = BTreeSet::new();
+        for node in TRIO {
+            let node = world.node(node).await;
+            ids.insert(cluster_id(&node));
+            assert_eq!(node.member().incarnation(), 0);
+            eventually("all three vote everywhere", || is_voted_by(&node, "1 2 3", "")).await;
+        }
+        assert_eq!(ids.len(), 1, "{order:?}");
+        enqueue(&world.node(1).await, "mail").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_says_what_it_waits_for_and_can_be_given_up() {
+    let mut world = World::new();
+    world.launch(2, &TRIO);
+    eventually("it says whom it waits for", || world.progress(2).contains("nodes 1, 3 do not answer")).await;
+    world.kill(2);
+    world.start(&TRIO, &TRIO).await;
+    assert_eq!(world.progress(2), "");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_founder_that_crashes_anywhere_leaves_one_cluster_or_none() {
+    // Node 1 makes the cluster. Its disk loses power after so many writes and syncs: before, while and after
+    // it writes down who it is, opens its log and makes the groups.
+    for changes in [0, 1, 2, 3, 4, 6, 9, 14, 20, 40] {
+        let mut world = World::new();
+        world.launch(2, &TRIO);
+        world.launch(3, &TRIO);
+        let disk = world.disk(1);
+        disk.cut_power_after(changes);
+        world.launch(1, &TRIO);
+        eventually("the power is off", || disk.power_is_off()).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        world.kill(1);
+        world.launch(1, &TRIO);
+        world.settled().await;
+        let mut ids = BTreeSet::new();
+        for node in TRIO {
+            let node = world.node(node).await;
+            ids.insert(cluster_id(&node));
+            // A crash is no lost disk.
+            assert_eq!(node.member().incarnation(), 0, "{changes}");
+        }
+        assert_eq!(ids.len(), 1, "{changes}");
+        enqueue(&world.node(2).await, "mail").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_founder_that_loses_its_disk_while_the_others_are_prepared_founds_anew() {
+    let identity = Path::new("identity");
+    let mut tried = 0;
+    // Enough to ask the others, not enough to become a member.
+    for changes in 1..6 {
+        let mut world = World::new();
+        world.launch(2, &TRIO);
+        world.launch(3, &TRIO);
+        let disk = world.disk(1);
+        disk.cut_power_after(changes);
+        world.launch(1, &TRIO);
+        eventually("the power is off", || disk.power_is_off()).await;
+        world.kill(1);
+        if disk.read(identity).is_ok() || world.disk(2).read(identity).is_err() {
+            continue;
+        }
+        tried += 1;
+        world.wipe(1);
+        // A prepared one that starts again is still prepared.
+        world.kill(2);
+        world.launch(2, &TRIO);
+        world.launch(1, &TRIO);
+        world.settled().await;
+        let node = world.node(1).await;
+        eventually("all three vote everywhere", || is_voted_by(&node, "1 2 3", "")).await;
+    }
+    assert!(tried > 0, "the others were never prepared alone");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_from_before_nodes_had_identities_is_that_of_a_lone_node() {
+    let mut world = World::new();
+    world.launch(1, &[]);
+    let task = enqueue(&world.node(1).await, "mail").await;
+    world.stop(1).await;
+    world.disk(1).remove(Path::new("identity")).unwrap();
+    world.launch(1, &[]);
+    let node = world.node(1).await;
+    assert_eq!(node.member().incarnation(), 0);
+    assert!(has_task(&node, task).await);
+    drop(node);
+    world.stop(1).await;
+    assert!(world.disk(1).read(Path::new("identity")).is_ok());
+    // And not that of another.
+    world.disk(1).remove(Path::new("identity")).unwrap();
+    let mut config = world.config(1, &[]);
+    config.node = NodeId(2);
+    world.launch_with(config);
+    let error = world.try_node(2).await.err().unwrap();
+    assert!(matches!(&error, Error::Broken(text) if text.contains("does not belong to node 2")), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_bootstrap_one_node_begins_and_the_others_join() {
+    let mut world = World::new();
+    let mut config = world.config(1, &TRIO);
+    config.bootstrap = true;
+    world.launch_with(config);
+    let first = world.node(1).await;
+    let task = enqueue(&first, "mail").await;
+    world.launch(3, &TRIO);
+    world.launch(2, &TRIO);
+    world.settled().await;
+    eventually("all three vote everywhere", || is_voted_by(&first, "1 2 3", "")).await;
+    let second = world.node(2).await;
+    assert_eq!(cluster_id(&second), cluster_id(&first));
+    eventually("the second has the task", || {
+        second.cluster().shards.iter().all(|shard| shard.leader.is_some())
+    })
+    .await;
+    assert!(has_task(&second, task).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lone_node_that_gets_company_is_joined() {
+    let mut world = World::new();
+    world.launch(1, &[]);
+    let first = world.node(1).await;
+    enqueue(&first, "mail").await;
+    world.stop(1).await;
+    world.start(&TRIO, &TRIO).await;
+    let first = world.node(1).await;
+    eventually("all three vote everywhere", || is_voted_by(&first, "1 2 3", "")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_of_three_with_data_go_on_without_the_third() {
+    let mut world = World::new();
+    world.start(&TRIO, &TRIO).await;
+    let first = world.node(1).await;
+    eventually("all three vote everywhere", || is_voted_by(&first, "1 2 3", "")).await;
+    drop(first);
+    for node in TRIO {
+        world.kill(node);
+    }
+    world.start(&[2, 3], &TRIO).await;
+    enqueue(&world.node(3).await, "mail").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_of_another_node_and_lists_without_the_node_are_refused() {
+    let mut world = World::new();
+    world.launch(1, &[]);
+    world.node(1).await;
+    world.stop(1).await;
+    let mut config = world.config(1, &[]);
+    config.node = NodeId(2);
+    world.launch_with(config);
+    let error = world.try_node(2).await.err().unwrap();
+    assert!(matches!(&error, Error::Broken(text) if text.contains("belongs to node 1")), "{error}");
+    let mut config = world.config(4, &TRIO);
+    config.node = NodeId(4);
+    world.launch_with(config);
+    let error = world.try_node(4).await.err().unwrap();
+    assert!(matches!(&error, Error::Invalid(text) if text.contains("does not name this node")), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_another_cluster_is_no_part_of_this_one() {
+    let mut world = World::new();
+    // Node 3 has a cluster of its own, and is then told of the others.
+    world.launch(3, &[]);
+    world.node(3).await;
+    world.stop(3).await;
+    world.launch(3, &TRIO);
+    let stranger = world.node(3).await;
+    world.launch(1, &[1, 2]);
+    world.launch(2, &[1, 2]);
+    let first = world.node(1).await;
+    eventually("two vote everywhere", || is_voted_by(&first, "1 2", "")).await;
+    assert_ne!(cluster_id(&first), cluster_id(&stranger));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(is_voted_by(&stranger, "3", "") && is_voted_by(&first, "1 2", ""));
+    assert!(groups().all(|group| first.members(group).unwrap().voters == members("1 2")));
+}

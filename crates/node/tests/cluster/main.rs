@@ -1,0 +1,11 @@
+//! Several nodes in one process, on disks and a network in memory: how a cluster is made, how nodes come and
+//! go, who votes and who leads.
+
+#![allow(clippy::unwrap_used, reason = "in a test a failure is a panic")]
+
+mod net;
+mod support;
+
+mod begin;
+mod change;
+mod sessions;

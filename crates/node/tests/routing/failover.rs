@@ -1,0 +1,119 @@
+//! A node ends without a word, and the others go on.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use model::{Millis, NodeId, ShardId};
+use node::call::{Freshness, TaskSpec};
+use node::{Error, Node};
+
+use crate::support::{Cluster, ack, claim, enqueue, eventually, task, task_in};
+
+/// A shard that is not led by `not_by`, and who leads it.
+async fn led_elsewhere(cluster: &Cluster, not_by: NodeId) -> (ShardId, NodeId) {
+    for shard in cluster.shards() {
+        let leader = cluster.leader_of(shard).await;
+        if leader != not_by {
+            return (shard, leader);
+        }
+    }
+    panic!("node {not_by} leads all shards");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiting_claim_survives_the_end_of_the_leader() {
+    let mut cluster = Cluster::start().await;
+    let mut here = cluster.node(1).clone();
+    if cluster.shards().all(|shard| here.leader_of(shard) == Some(NodeId(1))) {
+        here = cluster.node(2).clone();
+    }
+    let (shard, leader) = led_elsewhere(&cluster, here.id()).await;
+    let waiting = tokio::spawn({
+        let node = here.clone();
+        async move { claim(&node, "mail", 1, Millis::secs(30)).await }
+    });
+    eventually("it waits", || async { here.waiting_claims() == 1 }).await;
+    cluster.kill(leader);
+    let since = Instant::now();
+    // With a dedup key it is asked again if the leader ends with the answer in its hands.
+    let dedup = Some(("key-1".to_owned(), Millis::mins(15)));
+    let id = until_enqueued(&here, TaskSpec { dedup, ..task_in("mail", shard) }).await;
+    let claims = waiting.await.unwrap();
+    assert_eq!(claims[0].id, id);
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+    ack(&here, &claims[0]).await;
+}
+
+async fn until_enqueued(node: &Node, task: TaskSpec) -> model::TaskId {
+    loop {
+        match node.enqueue(vec![task.clone()], false).await {
+            Ok(answer) => return answer.value.into_iter().next().unwrap().unwrap().id,
+            Err(Error::Unavailable) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keyed_enqueues_through_the_end_of_a_leader_are_kept_once_and_called_new() {
+    const TASKS: usize = 200;
+    let mut cluster = Cluster::start().await;
+    let (_, leader) = led_elsewhere(&cluster, NodeId(0)).await;
+    let node = cluster.nodes().find(|node| node.id() != leader).unwrap().clone();
+    let enqueueing = tokio::spawn({
+        let node = node.clone();
+        async move {
+            let mut ids = HashSet::new();
+            for n in 0..TASKS {
+                let dedup = Some((format!("key-{n}"), Millis::mins(15)));
+                let keyed = TaskSpec { dedup, ..task("mail") };
+                let answer = node.enqueue(vec![keyed], false).await.unwrap();
+                let enqueued = answer.value.into_iter().next().unwrap().unwrap();
+                assert!(!enqueued.duplicate, "task {n} was new");
+                ids.insert(enqueued.id);
+            }
+            ids
+        }
+    });
+    eventually("some are in", || async {
+        let info = node.queue(&crate::support::queue("mail"), Freshness::Stale).await;
+        info.is_ok_and(|info| info.totals.enqueued > 20)
+    })
+    .await;
+    cluster.kill(leader);
+    let ids = enqueueing.await.unwrap();
+    assert_eq!(ids.len(), TASKS);
+    let mut got = HashSet::new();
+    while got.len() < TASKS {
+        let claims = claim(&node, "mail", 50, Millis::secs(10)).await;
+        assert!(!claims.is_empty(), "{} of {TASKS}", got.len());
+        for claim in claims {
+            assert!(got.insert(claim.id), "each once");
+        }
+    }
+    assert_eq!(got, ids);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_quorum_a_node_says_so_in_time_and_still_shows_what_it_has() {
+    let mut cluster = Cluster::start().await;
+    let id = enqueue(cluster.node(1), task("mail")).await;
+    let node = cluster.node(1).clone();
+    node.task(id, Millis(0), Freshness::Linearizable).await.unwrap();
+    cluster.kill(NodeId(2));
+    cluster.kill(NodeId(3));
+    eventually("it is noticed", || async {
+        let since = Instant::now();
+        let refused = node.task(id, Millis(0), Freshness::Linearizable).await;
+        assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
+        refused.is_err_and(|error| error == Error::Unavailable)
+    })
+    .await;
+    let since = Instant::now();
+    let refused = node.enqueue(vec![task_in("mail", id.shard())], false).await.unwrap_err();
+    assert!(matches!(refused, Error::Unavailable), "{refused}");
+    assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
+    node.task(id, Millis(0), Freshness::Stale).await.unwrap();
+    let empty = claim(&node, "mail", 1, Millis(500)).await;
+    assert!(empty.is_empty(), "a waiting claim waits its wait");
+}

@@ -1,0 +1,165 @@
+//! Reads: the machine as it is here, or as it must be after every answer given so far; and what is kept of
+//! tasks beside it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use model::TaskId;
+use openraft::ReadPolicy;
+use openraft::errors::{ForwardToLeader, LinearizableReadError};
+use prost::Message;
+use state_machine::view::HistoryLine;
+use tokio::time::{Instant, sleep, timeout};
+use wire::history::KeptMessage;
+
+use crate::codec::Codec;
+use crate::error::{Error, Result};
+use crate::records;
+use crate::replica::{LEADER_RETRY, LEADER_WAIT, Replica};
+use crate::tables;
+use crate::type_config::{Types, node_of};
+
+/// All that is kept of a task beside its execution.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Its envelope.
+    pub envelope: Option<Bytes>,
+    /// What came out.
+    pub output: Option<Bytes>,
+    /// Its last error's detail.
+    pub detail: Option<String>,
+    /// What happened, oldest first.
+    pub history: Vec<HistoryLine>,
+}
+
+impl<M: Codec> Replica<M> {
+    /// Reads the machine as it is after every answer given so far, by anybody. Only on the leader. `read` runs
+    /// under the machine's lock: it should be short, and must not block.
+    pub async fn read<T>(&self, read: impl FnOnce(&M) -> T) -> Result<T> {
+        self.linearize().await?;
+        Ok(self.read_stale(read))
+    }
+
+    /// Reads the machine as it is here and now, perhaps behind. `read` runs under the machine's lock.
+    pub fn read_stale<T>(&self, read: impl FnOnce(&M) -> T) -> T {
+        read(&self.inner.shared.lock().machine)
+    }
+
+    /// Waits until it leads and all that was acknowledged before is applied here.
+    pub(crate) async fn linearize(&self) -> Result<()> {
+        let patience = Instant::now() + LEADER_WAIT;
+        loop {
+            let error = match self.read_index().await {
+                Ok(index) => {
+                    return self.wait_applied(index, self.inner.config.propose_timeout.into()).await;
+                }
+                Err(error) => error,
+            };
+            let between = matches!(error, Error::NotLeader { leader }
+                if leader.is_none_or(|node| node == self.inner.config.member.node()));
+            match error {
+                Error::NotLeader { .. } if between => {}
+                Error::Unavailable => {}
+                error => return Err(error),
+            }
+            if Instant::now() > patience {
+                return Err(self.or_stopped(Error::Unavailable));
+            }
+            sleep(LEADER_RETRY).await;
+        }
+    }
+
+    /// The index that a read must have seen, to see every answer given so far. Only the leader knows: it
+    /// asks a quorum whether it still is.
+    pub async fn read_index(&self) -> Result<u64> {
+        // Somebody waits for the heartbeats that this takes.
+        let _waiting = Waiting::new(&self.inner.shared.reads_waiting);
+        let asked = self.inner.raft.get_read_linearizer(ReadPolicy::ReadIndex);
+        let error = match timeout(LEADER_WAIT, asked).await {
+            Ok(Ok(linearizer)) => return Ok(linearizer.read_log_id().index()),
+            Ok(Err(error)) => error,
+            Err(_) => return Err(Error::Unavailable),
+        };
+        Err(match error.into_api_error() {
+            None => Error::Stopped,
+            Some(LinearizableReadError::ForwardToLeader(forward)) => not_leader(&forward),
+            Some(LinearizableReadError::QuorumNotEnough(_)) => Error::Unavailable,
+        })
+    }
+
+    /// Waits until the entry at `index` is applied here.
+    pub async fn wait_applied(&self, index: u64, patience: Duration) -> Result<()> {
+        let mut applied = self.inner.shared.applied_index.subscribe();
+        let come = applied.wait_for(|applied| applied.is_some_and(|applied| applied >= index));
+        match timeout(patience, come).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(self.or_stopped(Error::Unavailable)),
+        }
+    }
+
+    /// The last entry that is applied here, 0 if none is.
+    pub fn applied(&self) -> u64 {
+        self.inner.shared.applied_index.borrow().unwrap_or(0)
+    }
+
+    /// The envelopes of tasks, in the order asked.
+    pub async fn envelopes(&self, tasks: &[TaskId]) -> Result<Vec<Option<Bytes>>> {
+        let mut envelopes: Vec<_> = {
+            let core = self.inner.shared.lock();
+            tasks.iter().map(|task| core.keep.envelope(*task)).collect()
+        };
+        let missing: Vec<usize> = (0..tasks.len()).filter(|&n| envelopes[n].is_none()).collect();
+        if missing.is_empty() {
+            return Ok(envelopes);
+        }
+        let keys: Vec<_> = missing.iter().map(|&n| tables::key(tasks[n])).collect();
+        let store = self.inner.shared.store().map_err(|error| self.storage_error(&error))?;
+        let rows = self.inner.shared.reader.run(move || store.get_many(tables::KEPT, &keys)).await;
+        let rows = rows.map_err(|error| self.storage_error(&error))?;
+        for (n, row) in missing.into_iter().zip(rows) {
+            envelopes[n] = row.and_then(|row| KeptMessage::decode(row).ok()?.envelope);
+        }
+        Ok(envelopes)
+    }
+
+    /// All that is kept of a task; nothing of one that is not there.
+    pub async fn kept(&self, task: TaskId) -> Result<Kept> {
+        let shared = self.inner.shared.clone();
+        let kept = self.inner.shared.reader.run(move || records::kept(&shared, task)).await;
+        let kept = kept.map_err(|error| self.storage_error(&error))?.unwrap_or_default();
+        let lines = kept.history.iter();
+        Ok(Kept {
+            // A line of a kind that this version does not know is not shown.
+            history: lines
+                .filter_map(|line| {
+                    Some(HistoryLine { at: line.at(), index: line.index(), event: line.event().ok()? })
+                })
+                .collect(),
+            envelope: kept.envelope,
+            output: kept.output,
+            detail: kept.detail,
+        })
+    }
+}
+
+/// Counts those who wait, as long as it lives.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Waiting<'_> {
+    fn new(count: &AtomicUsize) -> Waiting<'_> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whom to ask instead.
+pub(crate) fn not_leader(forward: &ForwardToLeader<Types>) -> Error {
+    Error::NotLeader { leader: forward.leader_id.map(node_of) }
+}

@@ -1,0 +1,294 @@
+//! What comes from the other members: entries in their order, votes, leadership, checkpoints.
+//!
+//! Appends of one connection go to the engine one after the other without waiting for each other's disk; their
+//! answers come in the same order. Next: the engine, then `log_store`; `transfer` for checkpoints.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use model::MemberId;
+use openraft::async_runtime::WatchReceiver;
+use openraft::raft::{
+    AppendEntriesRequest, StreamAppendError, StreamAppendResult, TransferLeaderError, TransferLeaderRequest,
+    VoteRequest,
+};
+use parking_lot::Mutex;
+use prost::Message;
+use storage::LogEntry;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use wire::peer::PeerKind;
+use wire::raft::{
+    Append, AppendAnswer, AppendEntry, Appended, Matched, SnapshotStep, Transfer, TransferAnswer, VoteAnswer,
+    VoteAsk, encode,
+};
+
+use crate::codec::Codec;
+use crate::error::{Error, Result};
+use crate::log_store::engine_entry;
+use crate::propose::Raft;
+use crate::replica::Replica;
+use crate::shared::Shared;
+use crate::transfer;
+use crate::type_config::{
+    RaftEntry, Types, log_id_from_message, log_id_to_message, node_of, vote_from_message, vote_to_message,
+};
+
+/// Appends of one connection that may wait for their answer: several times what a member sends ahead.
+const APPENDS_MAX: usize = 256;
+/// Bytes of them.
+const APPENDS_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// A payload up to this size gets memory of its own: the log's cache would hold on to all that was read from
+/// the connection with it.
+const COPIED_BYTES_MAX: usize = 16 * 1024;
+
+/// How long a vote may wait for the word that the leader is gone, before it is refused.
+const GONE_WAIT: Duration = Duration::from_millis(30);
+
+/// Where the answers to appends go: which request, and its answer.
+pub type OnAppended = Box<dyn Fn(u64, Result<Bytes>) + Send + Sync>;
+
+/// Takes the appends of one connection, in their order. Dropped, what waits is not answered.
+pub struct AppendSink {
+    line: Arc<Line>,
+    heard: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The appends of one connection that wait for their answer.
+struct Line {
+    state: Mutex<Waiting>,
+    answer: OnAppended,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// To the engine; nothing when it has stopped or the connection has gone.
+    engine: Option<mpsc::Sender<AppendEntriesRequest<Types>>>,
+    /// Requests and their bytes, oldest first.
+    requests: VecDeque<(u64, usize)>,
+    bytes: usize,
+    is_closed: bool,
+}
+
+impl AppendSink {
+    /// Takes one. `false`: more are waiting than a member may send ahead, so it misbehaves.
+    pub fn push(&self, request: u64, body: Bytes) -> bool {
+        let bytes = body.len();
+        let append = match decode_append(body) {
+            Ok(append) => append,
+            Err(error) => {
+                (self.line.answer)(request, Err(error));
+                return true;
+            }
+        };
+        (self.heard)();
+        let is_heartbeat = append.entries.is_empty();
+        let mut state = self.line.state.lock();
+        if state.requests.len() >= APPENDS_MAX || state.bytes + bytes > APPENDS_BYTES_MAX {
+            drop(state);
+            // While a disk hangs heartbeats pile up: those are not the sender's fault.
+            (self.line.answer)(request, Err(Error::Unavailable));
+            return is_heartbeat;
+        }
+        let sent = state.engine.as_ref().map(|engine| engine.try_send(append));
+        if let Some(Ok(())) = sent {
+            state.requests.push_back((request, bytes));
+            state.bytes += bytes;
+            return true;
+        }
+        let error = if state.engine.is_none() { Error::Stopped } else { Error::Unavailable };
+        drop(state);
+        (self.line.answer)(request, Err(error));
+        true
+    }
+}
+
+impl Drop for AppendSink {
+    fn drop(&mut self) {
+        let mut state = self.line.state.lock();
+        state.is_closed = true;
+        state.engine = None;
+    }
+}
+
+impl Line {
+    /// The oldest that waits.
+    fn next(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        let (request, bytes) = state.requests.pop_front()?;
+        state.bytes -= bytes;
+        Some(request)
+    }
+
+    /// A new way to the engine, if anybody still wants one. What went the old way is not answered by the engine
+    /// any more; the sender begins anew after the refusal that ended it.
+    fn begin(&self) -> Option<mpsc::Receiver<AppendEntriesRequest<Types>>> {
+        let (engine, requests) = mpsc::channel(APPENDS_MAX);
+        let mut state = self.state.lock();
+        let lost = std::mem::take(&mut state.requests);
+        state.bytes = 0;
+        let goes_on = !state.is_closed;
+        state.engine = goes_on.then_some(engine);
+        drop(state);
+        for (request, _) in lost {
+            (self.answer)(request, Err(Error::Unavailable));
+        }
+        goes_on.then_some(requests)
+    }
+
+    /// The engine has stopped.
+    fn end(&self) {
+        let mut state = self.state.lock();
+        state.engine = None;
+        let lost = std::mem::take(&mut state.requests);
+        drop(state);
+        for (request, _) in lost {
+            (self.answer)(request, Err(Error::Stopped));
+        }
+    }
+}
+
+/// Passes the engine's answers on, until the connection or the engine has gone.
+async fn run<M: Codec>(raft: Raft<M>, line: Arc<Line>, first: mpsc::Receiver<AppendEntriesRequest<Types>>) {
+    let mut requests = Some(first);
+    while let Some(some) = requests {
+        let input = futures::stream::unfold(some, |mut some| async move { Some((some.recv().await?, some)) });
+        let mut answers = std::pin::pin!(raft.stream_append(input));
+        while let Some(answer) = answers.next().await {
+            let Ok(answer) = answer else { return line.end() };
+            let Some(request) = line.next() else { break };
+            (line.answer)(request, Ok(encode(&append_answer(answer))));
+        }
+        requests = line.begin();
+    }
+}
+
+fn append_answer(answer: StreamAppendResult<Types>) -> AppendAnswer {
+    let outcome = match answer {
+        Ok(last) => Appended::Matched(Matched { last: last.map(log_id_to_message) }),
+        Err(StreamAppendError::Conflict(id)) => Appended::Conflict(log_id_to_message(id)),
+        Err(StreamAppendError::HigherVote(vote)) => Appended::HigherVote(vote_to_message(&vote)),
+    };
+    AppendAnswer { outcome: Some(outcome) }
+}
+
+fn decode_append(body: Bytes) -> Result<AppendEntriesRequest<Types>> {
+    let append = Append::decode(body).map_err(Error::malformed)?;
+    let entries: Result<Vec<RaftEntry>> = append.entries.into_iter().map(entry).collect();
+    Ok(AppendEntriesRequest {
+        vote: vote_from_message(append.vote.ok_or_else(|| Error::malformed("a vote is missing"))?),
+        prev_log_id: append.prev.map(log_id_from_message),
+        entries: entries?,
+        leader_commit: append.committed.map(log_id_from_message),
+    })
+}
+
+fn entry(entry: AppendEntry) -> Result<RaftEntry> {
+    let AppendEntry { term, index, payload } = entry;
+    let payload = match payload.len() <= COPIED_BYTES_MAX {
+        true => Bytes::copy_from_slice(&payload),
+        false => payload,
+    };
+    engine_entry(LogEntry { index, term, node: 0, payload }).map_err(Error::malformed)
+}
+
+impl<M: Codec> Replica<M> {
+    /// Where the appends of one connection go.
+    pub fn appends(&self, answer: OnAppended) -> AppendSink {
+        let line = Arc::new(Line { state: Mutex::default(), answer });
+        if let Some(first) = line.begin() {
+            tokio::spawn(run(self.inner.raft.clone(), line.clone(), first));
+        }
+        let shared = Arc::downgrade(&self.inner.shared);
+        let heard = move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.hear();
+            }
+        };
+        AppendSink { line, heard: Box::new(heard) }
+    }
+
+    /// Handles a message of another member, other than an append.
+    pub fn handle(&self, kind: PeerKind, body: Bytes) -> BoxFuture<'static, Result<Bytes>> {
+        // Not the replica itself: it ends when its owner lets go of it.
+        let (shared, raft) = (self.inner.shared.clone(), self.inner.raft.clone());
+        Box::pin(async move {
+            match kind {
+                PeerKind::Vote => vote(&shared, &raft, decode(body)?).await.map(|answer| encode(&answer)),
+                PeerKind::PreVote => pre_vote(&raft, decode(body)?).await.map(|answer| encode(&answer)),
+                PeerKind::Transfer => hand_over(&raft, decode(body)?).await.map(|answer| encode(&answer)),
+                PeerKind::Snapshot => {
+                    let step: SnapshotStep = decode(body)?;
+                    transfer::take(shared, raft, step).await.map(|answer| encode(&answer))
+                }
+                kind => Err(Error::malformed(format!("{kind:?} is not for a group's member"))),
+            }
+        })
+    }
+}
+
+fn decode<T: Message + Default>(body: Bytes) -> Result<T> {
+    T::decode(body).map_err(Error::malformed)
+}
+
+fn vote_request(ask: VoteAsk) -> Result<VoteRequest<Types>> {
+    let vote = vote_from_message(ask.vote.ok_or_else(|| Error::malformed("a vote is missing"))?);
+    let mut request = VoteRequest::new(vote, ask.last.map(log_id_from_message));
+    request.leadership_transfer = ask.leadership_transfer;
+    Ok(request)
+}
+
+async fn vote<M: Codec>(shared: &Shared<M>, raft: &Raft<M>, ask: VoteAsk) -> Result<VoteAnswer> {
+    let mut request = vote_request(ask)?;
+    let leader = raft.server_metrics().borrow_watched().current_leader.map(node_of);
+    let leader = leader.filter(|leader| *leader != shared.member.node());
+    let is_gone = || leader.is_some_and(|leader| shared.peers.is_gone(leader));
+    // The engine would wait until the leader has been silent for long enough; it is known to be gone.
+    request.leadership_transfer |= is_gone();
+    let mut answer = raft.vote(request.clone()).await.map_err(|_| Error::Stopped)?;
+    if !answer.vote_granted && !request.leadership_transfer && leader.is_some() {
+        // Whoever asks may have seen it a moment before this node does.
+        sleep(GONE_WAIT).await;
+        if is_gone() {
+            request.leadership_transfer = true;
+            answer = raft.vote(request).await.map_err(|_| Error::Stopped)?;
+        }
+    }
+    Ok(VoteAnswer {
+        vote: Some(vote_to_message(&answer.vote)),
+        last: answer.last_log_id.map(log_id_to_message),
+        granted: answer.vote_granted,
+    })
+}
+
+async fn pre_vote<M: Codec>(raft: &Raft<M>, ask: VoteAsk) -> Result<VoteAnswer> {
+    let answer = raft.pre_vote(vote_request(ask)?).await.map_err(|_| Error::Stopped)?;
+    Ok(VoteAnswer {
+        vote: Some(vote_to_message(&answer.vote)),
+        last: answer.last_log_id.map(log_id_to_message),
+        granted: answer.vote_granted,
+    })
+}
+
+async fn hand_over<M: Codec>(raft: &Raft<M>, message: Transfer) -> Result<TransferAnswer> {
+    let from = vote_from_message(message.from.ok_or_else(|| Error::malformed("a vote is missing"))?);
+    tracing::debug!(to = %MemberId::from_bits(message.to), "the leader hands over");
+    let request = TransferLeaderRequest::new(from, message.to, message.last.map(log_id_from_message));
+    let refused = match raft.handle_transfer_leader(request).await.map_err(|_| Error::Stopped)? {
+        Ok(()) => return Ok(TransferAnswer::default()),
+        Err(refused) => refused,
+    };
+    Ok(match refused {
+        TransferLeaderError::VoteChanged { actual, .. } => {
+            TransferAnswer { vote_changed: Some(vote_to_message(&actual)), not_flushed: None }
+        }
+        TransferLeaderError::LogNotFlushed { actual, .. } => TransferAnswer {
+            vote_changed: None,
+            not_flushed: Some(Matched { last: actual.map(log_id_to_message) }),
+        },
+    })
+}
