@@ -29,11 +29,11 @@ fix: packages ## the one that edits: format, and what clippy can mend
 	cargo clippy --locked --workspace --all-targets --fix --allow-dirty --allow-staged
 
 .PHONY: test
-test: packages fmt clippy doc deny ## all of it, and what CI runs
+test: packages fault-tools fmt clippy doc deny ## all of it, and what CI runs
 	cargo test --locked --workspace
 
 .PHONY: test-faults
-test-faults: packages ## the long form of what breaks clusters: hours
+test-faults: packages fault-tools ## the long form of what breaks clusters: hours
 	WINDLASS_FAULTS=long cargo test --locked --package cli --test cluster -- --nocapture --test-threads 1
 
 .PHONY: demo-faults
@@ -54,6 +54,12 @@ bench: packages ## the benchmarks, beside Redis in the same run
 packages:
 	@scripts/need cargo
 	@scripts/need cc build-essential
+
+# Networks that can be cut and clocks that can be wrong. Without root the tests say what they skip.
+.PHONY: fault-tools
+fault-tools:
+	@if [[ $$EUID -eq 0 ]]; then scripts/need ip iproute2; scripts/need nft nftables; scripts/need faketime faketime; \
+	else echo "not root: tests that cut networks are skipped" >&2; fi
 
 .PHONY: fmt
 fmt:

@@ -71,7 +71,7 @@ pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<
             ours.push(rate(work, windlass(&servers, work).await?));
             if options.details {
                 for server in &servers {
-                    details(server).await?;
+                    details(server, work).await?;
                 }
             }
             drop(servers);
@@ -92,7 +92,7 @@ pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<
     Ok(())
 }
 
-async fn details(server: &Server) -> Result<()> {
+async fn details(server: &Server, work: Work) -> Result<()> {
     let mut connection = http::Connection::open(server.address).await?;
     let metrics = String::from_utf8_lossy(connection.get("/metrics").await?).into_owned();
     let wanted = [
@@ -106,7 +106,8 @@ async fn details(server: &Server) -> Result<()> {
     for line in metrics.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name))) {
         eprintln!("  {line}");
     }
-    eprintln!("  {} MB RSS", server.rss()? / 1_000_000);
+    let micros = server.cpu()?.as_micros() as f64 / work.tasks as f64;
+    eprintln!("  {} MB RSS, {micros:.1} µs of processor time for each task", server.rss()? / 1_000_000);
     Ok(())
 }
 

@@ -9,13 +9,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use model::limits::{NODE_MAX, VOTERS_MAX};
 
 use crate::exit::Failure;
-
-/// Numbers that a node can have: they share 64 bits with the count of its lives.
-const NODE_MAX: u64 = u16::MAX as u64;
-/// More nodes than this vote in no group; the others keep copies.
-const VOTERS_MAX: usize = 3;
 
 /// What a server knows of the other nodes, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -76,6 +76,10 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
         let flags: Vec<&str> = ["--data", &data].into_iter().chain(flags.iter().copied()).collect();
         serve(&flags).refused(2, part);
     }
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("1={},2=127.0.0.1:2,3=127.0.0.1:3", holder.local_addr().unwrap());
+    serve(&["--data", &path("d"), "--listen", "127.0.0.1:0", "--cluster", &taken])
+        .refused(1, "--peer-listen");
     serve(&["--data", &path("d"), "--shards", "0"]).refused(2, "shards");
     serve(&["--data", &path("d"), "--faktory", "127.0.0.1:7419"]).refused(2, "comes with a later release");
     assert!(!dir.path().join("d").exists(), "a refused server left a data directory");

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::key::KeyHash;
 use crate::limits;
+use crate::name::QueueName;
 use crate::time::WallTime;
 
 /// A group of replicas that share one Raft log. Group 0 is the catalog; group `n` is shard `n`.
@@ -40,6 +42,11 @@ impl ShardId {
     pub fn of_hash(hash: u64, count: u16) -> ShardId {
         // Multiply-shift maps the whole range evenly and needs no division.
         ShardId(1 + ((u128::from(hash) * u128::from(count)) >> 64) as u16)
+    }
+
+    /// The shard, of `count`, that a pinned queue lives in.
+    pub fn of_queue(queue: &QueueName, count: u16) -> ShardId {
+        ShardId::of_hash(KeyHash::new(queue, "").place(), count)
     }
 
     /// Its number, from 1.

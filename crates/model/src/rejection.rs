@@ -119,6 +119,12 @@ pub enum Rejection {
         /// What to do.
         hint: &'static str,
     },
+    /// The settings that placed the task here are not the queue's any more.
+    #[error("queue {queue:?} lives in another shard since its settings changed: retry")]
+    Moved {
+        /// Which.
+        queue: QueueName,
+    },
     /// Nobody has made the cluster yet.
     #[error("the cluster is still being made: retry")]
     NoCluster,
@@ -164,7 +170,7 @@ impl Rejection {
             Rejection::TooManyQueues { .. } => "queue_full",
             Rejection::StaleVersion { .. } => "stale_version",
             Rejection::NotEmpty { .. } => "not_ready",
-            Rejection::NoCluster => "unavailable",
+            Rejection::Moved { .. } | Rejection::NoCluster => "unavailable",
             Rejection::UnknownNode { .. } => "not_found",
             Rejection::NodeNeeded { .. } => "not_ready",
             Rejection::TooManyNodes { .. } => "not_ready",

@@ -32,11 +32,12 @@ pub(crate) trait AnyReplica: Send + Sync {
     fn set_members(
         &self,
         voters: BTreeSet<MemberId>,
-        learners: BTreeMap<MemberId, String>,
+        copies: BTreeMap<MemberId, String>,
     ) -> BoxFuture<'static, Result<()>>;
     fn handle(&self, kind: PeerKind, body: Bytes) -> BoxFuture<'static, Result<Bytes>>;
     fn appends(&self, answer: OnAppended) -> AppendSink;
     fn node_gone(&self, node: NodeId);
+    fn meet(&self, is_up: &dyn Fn(NodeId) -> bool) -> bool;
 }
 
 /// A replica behind its common face.
@@ -111,10 +112,10 @@ impl<M: Codec> AnyReplica for Replica<M> {
     fn set_members(
         &self,
         voters: BTreeSet<MemberId>,
-        learners: BTreeMap<MemberId, String>,
+        copies: BTreeMap<MemberId, String>,
     ) -> BoxFuture<'static, Result<()>> {
         let replica = self.clone();
-        async move { replica.set_members(&voters, &learners).await }.boxed()
+        async move { replica.set_members(&voters, &copies).await }.boxed()
     }
 
     fn handle(&self, kind: PeerKind, body: Bytes) -> BoxFuture<'static, Result<Bytes>> {
@@ -127,5 +128,9 @@ impl<M: Codec> AnyReplica for Replica<M> {
 
     fn node_gone(&self, node: NodeId) {
         Replica::node_gone(self, node);
+    }
+
+    fn meet(&self, is_up: &dyn Fn(NodeId) -> bool) -> bool {
+        Replica::meet(self, is_up)
     }
 }

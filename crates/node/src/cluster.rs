@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use model::catalog::NodeRecord;
 use model::{GroupId, MemberId, Millis, NodeId, ShardId};
@@ -112,7 +113,7 @@ impl Node {
             return Err("the node is stopping".to_owned());
         }
         if self.is_removed() {
-            return Err("the node was removed from the cluster: stop it".to_owned());
+            return Err(health::REMOVED.to_owned());
         }
         let now = inner.now();
         inner.statuses().iter().try_for_each(|status| inner.group_ready(status, now))
@@ -151,13 +152,18 @@ impl Inner {
         Millis(self.now().0.saturating_sub(self.started.0.0))
     }
 
-    /// What the catalog knows of the nodes; this one is always among them.
+    /// What the catalog knows of the nodes. This one is among them, unless it was removed.
     fn records(&self) -> BTreeMap<NodeId, Option<NodeRecord>> {
         let records = |catalog: &state_machine::Catalog| {
             catalog.nodes().map(|(node, record)| (node, Some(record.clone()))).collect()
         };
         let mut records: BTreeMap<_, _> = self.groups.catalog.read_stale(records);
-        records.entry(self.node).or_insert(None);
+        if self.is_removed.load(Ordering::Relaxed) {
+            // What the catalog has under this number now is another life of the node.
+            records.remove(&self.node);
+        } else {
+            records.entry(self.node).or_insert(None);
+        }
         records
     }
 
@@ -212,6 +218,7 @@ impl Inner {
             }
         };
         Seen {
+            is_removed: self.is_removed.load(Ordering::Relaxed),
             nodes: picture.nodes.iter().map(node).collect(),
             groups: picture.statuses.iter().map(|status| self.seen_group(picture, status)).collect(),
             clocks_ms: clock.offsets_ms,

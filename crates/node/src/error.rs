@@ -117,6 +117,7 @@ impl Error {
         match self {
             Error::Rejected(Rejection::QueueFull { .. }) => Some(Millis::secs(2)),
             Error::TooManyRequests { .. } | Error::Unavailable => Some(Millis::secs(1)),
+            Error::Rejected(Rejection::Moved { .. }) => Some(Millis(100)),
             Error::MemoryFull { .. } => Some(Millis::secs(5)),
             _ => None,
         }

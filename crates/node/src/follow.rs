@@ -1,4 +1,4 @@
-//! Follows the catalog's word on where the other nodes are.
+//! Follows the catalog's word on where the other nodes are, and the links' word on whether they are there.
 //!
 //! A node knows the catalog by its own copy, which may be a moment behind its leader's.
 
@@ -34,10 +34,14 @@ pub(crate) async fn run(inner: Arc<Inner>) {
     }
 }
 
-/// Tells the groups of processes that have ended, until the node stops.
+/// Tells the groups of nodes that are there at last and of processes that have ended, until the node stops.
 pub(crate) async fn run_links(inner: Arc<Inner>) {
     let mut events = inner.links.events();
+    // Those that have not met enough of their members since the start.
+    let mut waiting = inner.replicas.clone();
+    let is_up = |node| inner.is_up(node);
     loop {
+        waiting.retain(|replica| !replica.meet(&is_up));
         let event = tokio::select! {
             event = events.recv() => event,
             () = inner.stopping.cancelled() => return,

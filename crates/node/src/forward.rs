@@ -1,8 +1,8 @@
 //! What other nodes ask of the groups that this node leads.
 //!
-//! Commands come encoded and go to the replica as they are. A claim is looked at first: when nothing is free
-//! for it, it is answered without an entry in the log. Every "no" says whether something may have happened.
-//! The other side is `route.rs`.
+//! Commands come encoded and go to the replica as they are, once all of them are understood. A claim is looked at
+//! first: when nothing is free for it, it is answered without an entry in the log. Every "no" says whether
+//! something may have happened. The other side is `route.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,8 +34,14 @@ pub(crate) async fn serve_propose(inner: &Arc<Inner>, group: GroupId, body: Byte
     let propose = Propose::decode(body).map_err(|error| error.to_string())?;
     let answer = match ShardId::new(group.0) {
         None => {
-            let (done, refusal) = propose_here(&inner.groups.catalog, &propose).await;
-            answer_of(&inner.groups.catalog, &done, refusal.as_ref())
+            let catalog = &inner.groups.catalog;
+            match received(catalog, &propose) {
+                Ok(pieces) => {
+                    let (done, refusal) = propose_here(catalog, &pieces, &propose).await;
+                    answer_of(catalog, &done, refusal.as_ref())
+                }
+                Err(refusal) => refused(&refusal, catalog.applied()),
+            }
         }
         Some(shard) if shard.number() > inner.groups.count() => refused(&Refusal::Unavailable, 0),
         Some(shard) => serve_shard(inner, shard, &propose).await,
@@ -82,8 +88,12 @@ async fn serve_shard(inner: &Arc<Inner>, shard: ShardId, propose: &Propose) -> P
     if !replica.leads() {
         return refused(&not_leader(replica), replica.applied());
     }
+    let pieces = match received(replica, propose) {
+        Ok(pieces) => pieces,
+        Err(refusal) => return refused(&refusal, replica.applied()),
+    };
     // This node's own room counts too: the one that asked looked only at its own.
-    if propose.pieces.iter().all(|piece| piece.is_new_work)
+    if pieces.iter().all(|piece| piece.is_new_work)
         && let Err(error) = inner.room.check(shard)
     {
         return refused(&no_room(&error), replica.applied());
@@ -99,7 +109,7 @@ async fn serve_shard(inner: &Arc<Inner>, shard: ShardId, propose: &Propose) -> P
             }
         },
     };
-    let (mut done, refusal) = propose_here(replica, propose).await;
+    let (mut done, refusal) = propose_here(replica, &pieces, propose).await;
     drop(promised);
     for claim in over(&mut done, ANSWER_BYTES_MAX) {
         // Fails only when the node has stopped: then the deadline frees the claim.
@@ -108,23 +118,31 @@ async fn serve_shard(inner: &Arc<Inner>, shard: ShardId, propose: &Propose) -> P
     answer_of(replica, &done, refusal.as_ref())
 }
 
+/// The pieces of another node, each command understood: one that is not must not reach a log, where it would end
+/// every member of the group that applies it.
+fn received<M: Routed>(replica: &Replica<M>, propose: &Propose) -> Result<Vec<Piece>, Refusal> {
+    let pieces: Result<Vec<Piece>, String> = propose.pieces.iter().map(piece::<M>).collect();
+    pieces.map_err(|error| {
+        tracing::warn!(group = %replica.group(), error, "commands of another node that are none: refused");
+        Refusal::Unavailable
+    })
+}
+
+fn piece<M: Routed>(message: &PieceMessage) -> Result<Piece, String> {
+    let piece = Replica::<M>::received(message.bytes.clone()).map_err(|error| error.to_string())?;
+    match piece.commands == message.commands {
+        true => Ok(piece),
+        false => Err(format!("{} commands that are said to be {}", piece.commands, message.commands)),
+    }
+}
+
 async fn propose_here<M: Routed>(
     replica: &Replica<M>,
+    pieces: &[Piece],
     propose: &Propose,
 ) -> (Vec<Applied<M::Reply>>, Option<Refusal>) {
-    if !propose.pieces.iter().all(PieceMessage::is_whole) {
-        // It would end the group: an entry that one replica cannot read, none can.
-        tracing::warn!(group = %replica.group(), "commands of another node that are none: refused");
-        return (Vec::new(), Some(Refusal::Unavailable));
-    }
-    let piece = |piece: &PieceMessage| Piece {
-        bytes: piece.bytes.clone(),
-        commands: piece.commands,
-        is_new_work: piece.is_new_work,
-    };
-    let pieces: Vec<Piece> = propose.pieces.iter().map(piece).collect();
     let patience = Duration::from(propose.patience()).min(PATIENCE_MAX);
-    let (done, error) = replica.propose_pieces(&pieces, patience).await;
+    let (done, error) = replica.propose_pieces(pieces, patience).await;
     (done, error.map(refusal_of))
 }
 
@@ -194,7 +212,33 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::{Claimed, Elapsed, Fence, QueueName, WallTime};
+    use bytes::BytesMut;
+    use model::{Claimed, Command, Elapsed, Fence, QueueName, WallTime};
+
+    /// A command of a version that does not exist yet.
+    #[derive(Clone, PartialEq, Message)]
+    struct Unknown {
+        #[prost(uint32, tag = "9999")]
+        something: u32,
+    }
+
+    #[test]
+    fn a_command_that_is_not_understood_is_refused_at_the_door() {
+        let pulses = Replica::<Shard>::encode(&vec![Command::Pulse { limit: 1 }; 2]).remove(0).bytes;
+        let mut unknown = BytesMut::from(&pulses[..]);
+        wire::entry::push_command(&Unknown { something: 1 }, &mut unknown);
+        for (what, bytes, commands, expected) in [
+            ("two", pulses.clone(), 2, Ok(2)),
+            ("one more than it says", pulses.clone(), 1, Err(())),
+            ("none", Bytes::new(), 0, Err(())),
+            ("cut", pulses.slice(..pulses.len() - 1), 2, Err(())),
+            ("one of them unknown", unknown.freeze(), 3, Err(())),
+        ] {
+            let message = PieceMessage { bytes, commands, is_new_work: true };
+            let understood = piece::<Shard>(&message).map(|piece| (piece.commands, piece.is_new_work));
+            assert_eq!(understood.map_err(|_| ()), expected.map(|commands| (commands, false)), "{what}");
+        }
+    }
 
     #[test]
     fn claims_that_do_not_fit_into_one_answer_are_given_back() {

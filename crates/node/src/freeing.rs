@@ -92,10 +92,9 @@ struct Ending {
     home: Option<ShardId>,
 }
 
-/// What is under way, and what need not be done again.
+/// What need not be done again.
 #[derive(Default)]
 struct Work {
-    busy: HashSet<SessionId>,
     /// Up to which claim a session was ended in a shard, and why. What it still holds waits for a person.
     settled: HashMap<(ShardId, SessionId), (Fence, FreedReason)>,
 }
@@ -249,10 +248,7 @@ impl Watch {
         }
         suspects.sort_unstable_by_key(|session| session.id);
         suspects.dedup_by_key(|session| session.id);
-        suspects.retain({
-            let work = self.work.lock();
-            move |session| !work.busy.contains(&session.id)
-        });
+        suspects.retain(|session| !inner.sessions.endings.is_under_way(session.id));
         if suspects.is_empty() {
             return;
         }
@@ -273,7 +269,7 @@ impl Watch {
             });
         }
         if !endings.is_empty() {
-            self.work.lock().busy.extend(endings.iter().map(|ending| ending.session.id));
+            inner.sessions.endings.begin(endings.iter().map(|ending| ending.session.id));
             inner.tasks.spawn(end_all(inner.clone(), endings, self.work.clone()));
         }
     }
@@ -383,7 +379,7 @@ async fn end_all(inner: Arc<Inner>, endings: Vec<Ending>, work: Arc<Mutex<Work>>
         if let Some(freed) = freed {
             inner.is_over(&ending.session, ending.reason, freed);
         }
-        work.lock().busy.remove(&ending.session.id);
+        inner.sessions.endings.decide(ending.session.id);
     }
 }
 

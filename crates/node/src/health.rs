@@ -16,9 +16,15 @@ const CLOCK_OFF_MAX_MS: u64 = crate::held_clock::HOLD.0;
 /// With fewer copies the loss of one node may stop everything.
 const COPIES_MIN: usize = 3;
 
+/// What a node says that is no part of its cluster any more.
+pub(crate) const REMOVED: &str = "this node was removed from the cluster: stop it; to join again, start it with an \
+                                  empty data directory";
+
 /// All that is seen of the cluster from one node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
+    /// The node that looks was removed from the cluster.
+    pub(crate) is_removed: bool,
     pub(crate) nodes: Vec<SeenNode>,
     pub(crate) groups: Vec<SeenGroup>,
     /// How far each clock is ahead of the median.
@@ -72,6 +78,11 @@ pub(crate) struct SeenCopy {
 /// The word for it, and the reasons: what makes it unavailable first.
 pub(crate) fn judge(seen: &Seen) -> (Health, Vec<WhyLine>) {
     let mut lines = Lines::default();
+    if seen.is_removed {
+        // What it sees is old, and nobody's.
+        lines.add("removed", REMOVED.to_owned());
+        return (Health::Unavailable, lines.into_reasons());
+    }
     let nodes: BTreeMap<NodeId, &SeenNode> = seen.nodes.iter().map(|node| (node.node, node)).collect();
     let is_up = |node: NodeId| nodes.get(&node).is_some_and(|node| node.is_up());
     for group in &seen.groups {
@@ -261,6 +272,7 @@ mod tests {
             copies: (1..=count).map(copy).collect(),
         };
         Seen {
+            is_removed: false,
             nodes: (1..=count).map(node).collect(),
             groups: (0..=2).map(group).collect(),
             clocks_ms: (1..=count).map(|node| (NodeId(node), 0)).collect(),
@@ -296,6 +308,16 @@ mod tests {
                 },
                 Health::Unavailable,
                 &["no_quorum", "few_copies", "node_down", "node_down"],
+            ),
+            (
+                "the node that looks was removed",
+                3,
+                |seen| {
+                    seen.is_removed = true;
+                    down(seen, 2);
+                },
+                Health::Unavailable,
+                &["removed"],
             ),
             ("no leader", 3, |seen| seen.groups[1].leader = None, Health::Unavailable, &["no_leader"]),
             (

@@ -75,7 +75,6 @@ fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &[Notice]) {
     for notice in notices {
         match &notice.effect {
             Effect::Ready { queue } => {
-                inner.mutes.ready(shard, queue, notice.index);
                 if !ready.contains(&queue) {
                     ready.push(queue);
                 }

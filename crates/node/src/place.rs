@@ -28,7 +28,7 @@ pub(crate) fn place(task: &TaskSpec, spread: Spread, shards: u16) -> Placed {
     let unique_key = task.unique.as_ref().map(|(key, _)| hash(key));
     let dedup_key = task.dedup.as_ref().map(|(key, _)| hash(key));
     let shard = match spread {
-        Spread::Pinned => Some(pinned(&task.queue, shards)),
+        Spread::Pinned => Some(ShardId::of_queue(&task.queue, shards)),
         Spread::All => {
             let first = order_key.or(unique_key).or(dedup_key);
             first.map(|first| ShardId::of_hash(first.place(), shards))
@@ -50,17 +50,12 @@ pub(crate) fn dedup(
     let key = KeyHash::new(queue, dedup_key);
     if spread == Spread::Pinned {
         // The queue is the place: all keys hold in the whole of it.
-        return (pinned(queue, shards), key);
+        return (ShardId::of_queue(queue, shards), key);
     }
     match order_key.or(unique_key).map(|first| KeyHash::new(queue, first)) {
         Some(place) => (ShardId::of_hash(place.place(), shards), key.within(place)),
         None => (ShardId::of_hash(key.place(), shards), key),
     }
-}
-
-/// The shard of a pinned queue.
-pub(crate) fn pinned(queue: &QueueName, shards: u16) -> ShardId {
-    ShardId::of_hash(KeyHash::new(queue, "").place(), shards)
 }
 
 #[cfg(test)]

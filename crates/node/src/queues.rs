@@ -256,6 +256,13 @@ impl Inner {
         self.events.publish([event]);
     }
 
+    /// Takes what the catalog says of queues by now: somebody knows more of one than this node does.
+    pub(crate) async fn refresh_settings(&self) {
+        // Without an answer the caller asks again.
+        let _ = self.groups.wait_for_catalog(Freshness::Linearizable).await;
+        self.take_settings();
+    }
+
     /// Takes what the catalog here says of queues.
     fn take_settings(&self) {
         self.policies.replace(|| {
@@ -299,28 +306,34 @@ impl Inner {
     }
 }
 
-/// Follows what the catalog says of queues, and what this node leads, until the node stops.
+/// Follows what the catalog says of queues, and sees to it that the shards led here know, until the node stops.
 pub(crate) async fn run(inner: Arc<Inner>) {
+    tokio::select! {
+        () = follow(&inner) => {}
+        () = deliver(&inner) => {}
+        () = inner.stopping.cancelled() => {}
+    }
+}
+
+/// Places tasks by what the catalog here says, as soon as it says so.
+async fn follow(inner: &Inner) {
     let catalog = &inner.groups.catalog;
-    let mut seen = catalog.applied();
     loop {
-        tokio::select! {
-            changed = catalog.wait_applied(seen + 1, CHANGE_WAIT) => {
-                inner.take_settings();
-                if changed.is_err() {
-                    // Nothing changes any more, or nothing did for long.
-                    tokio::time::sleep(BACKOFF).await;
-                    continue;
-                }
-            }
-            () = inner.settings_due.notified() => {}
-            () = inner.stopping.cancelled() => return,
+        let seen = catalog.applied();
+        inner.take_settings();
+        if catalog.wait_applied(seen + 1, CHANGE_WAIT).await.is_err() {
+            // Nothing changes any more, or nothing did for long.
+            tokio::time::sleep(BACKOFF).await;
+            continue;
         }
-        seen = catalog.applied();
-        tokio::select! {
-            () = tokio::time::sleep(TOLD_BY_THEN) => {}
-            () = inner.stopping.cancelled() => return,
-        }
+        inner.settings_due.notify_one();
+    }
+}
+
+async fn deliver(inner: &Inner) {
+    loop {
+        inner.settings_due.notified().await;
+        tokio::time::sleep(TOLD_BY_THEN).await;
         if !inner.deliver_settings().await {
             inner.settings_due.notify_one();
         }

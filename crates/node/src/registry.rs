@@ -4,8 +4,9 @@
 //! those that ended, which must not come to life again. Next: `sessions.rs`, and `session_news.rs` for what
 //! is told.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::{FreedReason, Millis, NodeId, SessionId, WallTime, WorkerName, limits};
 use parking_lot::{Mutex, RwLock};
@@ -20,6 +21,8 @@ use crate::session_news::Asks;
 pub(crate) const LOST_LISTED: Millis = Millis::mins(10);
 /// Ends that are remembered, and so lost workers that are listed; the oldest are forgotten first.
 pub(crate) const ENDED_MAX: usize = limits::SESSIONS_MAX / 10;
+/// How long a worker waits to hear whether its session is over. A shard without a quorum leaves that open.
+const END_WAIT: Duration = Duration::from_millis(500);
 
 /// All sessions that a node knows.
 #[derive(Default)]
@@ -29,6 +32,8 @@ pub(crate) struct Registry {
     pub(crate) changed: Pending,
     /// Whose claims are to be looked at at once.
     pub(crate) alarms: Pending,
+    /// Those whose end was proposed here.
+    pub(crate) endings: Endings,
     /// Questions to other nodes.
     pub(crate) asks: Asks,
     /// Nodes that want to be told everything.
@@ -75,6 +80,45 @@ impl Pending {
     /// Returns when there may be some.
     pub(crate) async fn rung(&self) {
         self.bell.notified().await;
+    }
+}
+
+/// Sessions whose end this node has proposed, and does not know the outcome of yet.
+#[derive(Default)]
+pub(crate) struct Endings {
+    sessions: Mutex<HashSet<SessionId>>,
+    decided: Notify,
+}
+
+impl Endings {
+    /// The ends of these are proposed.
+    pub(crate) fn begin(&self, sessions: impl Iterator<Item = SessionId>) {
+        self.sessions.lock().extend(sessions);
+    }
+
+    /// It is known what became of this one's end.
+    pub(crate) fn decide(&self, session: SessionId) {
+        self.sessions.lock().remove(&session);
+        self.decided.notify_waiters();
+    }
+
+    /// Whether it is not known yet.
+    pub(crate) fn is_under_way(&self, session: SessionId) -> bool {
+        self.sessions.lock().contains(&session)
+    }
+
+    /// Waits, not for long, until it is known.
+    pub(crate) async fn settled(&self, session: SessionId) {
+        let settled = async {
+            loop {
+                let decided = self.decided.notified();
+                if !self.is_under_way(session) {
+                    return;
+                }
+                decided.await;
+            }
+        };
+        let _ = tokio::time::timeout(END_WAIT, settled).await;
     }
 }
 

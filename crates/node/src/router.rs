@@ -88,6 +88,11 @@ impl Inner {
                 }
             }
         }
+        let errors = results.iter().flatten().filter_map(|result| result.as_ref().err());
+        if errors.chain(&failed).any(is_moved) {
+            // The next try is placed by what the shard knows already.
+            self.refresh_settings().await;
+        }
         if let Some(error) = failed
             && (atomic || indexes.is_empty())
         {
@@ -102,12 +107,15 @@ impl Inner {
         let policies = self.policies.all();
         let mut results: Vec<Option<Result<Enqueued, Error>>> = vec![None; tasks.len()];
         let mut placed = Vec::with_capacity(tasks.len());
+        let mut turns = Turns::Near;
         for (place, task) in tasks.iter().enumerate() {
-            let found = self
-                .check(task, &policies)
-                .map(|policy| place::place(task, policy.spread, self.groups.count()));
-            match found {
-                Ok(found) => placed.push(found),
+            match self.check(task, &policies) {
+                Ok(policy) => {
+                    if policy.tasks_max.is_some() {
+                        turns = Turns::Even;
+                    }
+                    placed.push(place::place(task, policy.spread, self.groups.count()));
+                }
                 Err(error) if atomic => return Err(error),
                 Err(error) => {
                     results[place] = Some(Err(error));
@@ -115,7 +123,7 @@ impl Inner {
                 }
             }
         }
-        let mut anywhere = self.anywhere(&placed, atomic)?;
+        let mut anywhere = self.anywhere(&placed, atomic, turns)?;
         let mut ids = self.ids.take(self.clock.wall(), tasks.len());
         let mut sheets: Vec<Sheet> = Vec::new();
         for (place, (task, placed)) in tasks.into_iter().zip(placed).enumerate() {
@@ -154,7 +162,7 @@ impl Inner {
     }
 
     /// Where the tasks of a request go that may go anywhere.
-    fn anywhere(&self, placed: &[Placed], atomic: bool) -> Result<Anywhere, Error> {
+    fn anywhere(&self, placed: &[Placed], atomic: bool, turns: Turns) -> Result<Anywhere, Error> {
         let count = self.groups.count();
         let mut fixed = placed.iter().filter_map(|placed| placed.shard);
         if atomic {
@@ -162,18 +170,27 @@ impl Inner {
             if fixed.any(|shard| Some(shard) != first) {
                 return Err(Error::NotOneShard);
             }
-            let shard = first.unwrap_or_else(|| self.next_shard());
+            let shard = first.unwrap_or_else(|| self.next_shard(turns));
             return Ok(Anywhere { first: shard, count, run: usize::MAX, given: 0 });
         }
         let free = placed.len() - fixed.count();
         // Small requests stay in one entry; large ones use all shards.
         let run = free.div_ceil(usize::from(count)).max(TOGETHER_MAX);
-        Ok(Anywhere { first: self.next_shard(), count, run, given: 0 })
+        Ok(Anywhere { first: self.next_shard(turns), count, run, given: 0 })
     }
 
-    fn next_shard(&self) -> ShardId {
+    /// Whose turn it is. One that is led here saves the way to another node; one without a leader could not
+    /// take the task now.
+    fn next_shard(&self, turns: Turns) -> ShardId {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        nth_shard(turn, self.groups.count())
+        let count = self.groups.count();
+        let in_turn = || (0..u64::from(count)).map(|n| nth_shard(turn + n, count));
+        let near = match turns {
+            Turns::Near => in_turn().find(|shard| self.groups.leads(*shard)),
+            Turns::Even => None,
+        };
+        let led = || in_turn().find(|shard| self.groups.leader_of(*shard).is_some());
+        near.or_else(led).unwrap_or_else(|| nth_shard(turn, count))
     }
 
     async fn enqueue_in(&self, sheet: Sheet, atomic: bool) -> (ShardId, Vec<usize>, EnqueueOutcome) {
@@ -235,6 +252,23 @@ impl Inner {
             Ok(FollowUp { shard, task: new_task(task, &placed, ids.next(shard)) })
         };
         then.into_iter().map(follow_up).collect()
+    }
+}
+
+/// How tasks without keys are dealt out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turns {
+    /// To the shards that are led here, if there are any.
+    Near,
+    /// To all alike: each holds its part of what the queue may hold.
+    Even,
+}
+
+/// Whether a task was refused because its queue lives elsewhere since a moment ago.
+fn is_moved(error: &Error) -> bool {
+    match error {
+        Error::Rejected(Rejection::NotAtomic { because, .. }) => matches!(**because, Rejection::Moved { .. }),
+        error => matches!(error, Error::Rejected(Rejection::Moved { .. })),
     }
 }
 

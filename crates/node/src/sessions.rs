@@ -166,7 +166,12 @@ impl Drop for SessionStream {
 impl Inner {
     /// The live session of a worker.
     async fn session(self: &Arc<Inner>, worker: &WorkerName, id: SessionId) -> Result<Arc<Session>, Error> {
-        let found = self.find_session(worker, id).await?;
+        let mut found = self.find_session(worker, id).await?;
+        if found.is_some() && self.sessions.endings.is_under_way(id) {
+            // Its claims may be free already: who sees that is not told a moment later that it lives.
+            self.sessions.endings.settled(id).await;
+            found = self.sessions.of(worker, id);
+        }
         found.ok_or_else(|| Error::UnknownWorker { worker: worker.clone() })
     }
 

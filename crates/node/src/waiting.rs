@@ -38,8 +38,6 @@ const ROUNDS_MAX: usize = 4;
 
 /// How long a claim that can wait in line waits for a shard's leader. One that cannot waits like everybody.
 const LEADER_WAIT_IN_LINE: Duration = Duration::from_millis(200);
-/// How long a queue of a shard is left alone whose leader had nothing free.
-const MUTED_EMPTY: Duration = Duration::from_millis(25);
 /// How long a queue of a shard is left alone whose leader did not answer.
 const MUTED_SILENT: Duration = Duration::from_millis(100);
 /// How long a claim that has something waits for the other shards that it asked.
@@ -376,13 +374,17 @@ impl Inner {
     fn keep_promise(self: &Arc<Inner>, shard: ShardId, promised: Promised, taken: Result<&Taken, &Error>) {
         let replica = self.groups.shard(shard);
         let index = match taken {
-            Ok(taken) if taken.len() == 0 && !replica.leads() => {
-                self.mute(shard, &promised, taken.index, MUTED_EMPTY);
+            Ok(taken) if replica.leads() => taken.index,
+            Ok(taken) if taken.len() == 0 => {
+                self.mute(shard, &promised, Duration::ZERO);
                 taken.index
             }
-            Ok(taken) => taken.index,
+            Ok(taken) => {
+                promised.shares.iter().for_each(|share| self.mutes.paid_off(shard, &share.queue));
+                taken.index
+            }
             Err(_) => {
-                self.mute(shard, &promised, replica.applied(), MUTED_SILENT);
+                self.mute(shard, &promised, MUTED_SILENT);
                 return;
             }
         };
@@ -400,10 +402,10 @@ impl Inner {
         });
     }
 
-    /// Leaves the queues of these promises alone in a shard that was seen up to `index`, then serves them.
-    fn mute(self: &Arc<Inner>, shard: ShardId, promised: &Promised, index: u64, time: Duration) {
+    /// Leaves the queues of these promises alone in a shard for a moment, then serves them.
+    fn mute(self: &Arc<Inner>, shard: ShardId, promised: &Promised, time_min: Duration) {
         for share in &promised.shares {
-            let Some(number) = self.mutes.mute(shard, &share.queue, index) else { continue };
+            let Some((number, time)) = self.mutes.mute(shard, &share.queue, time_min) else { continue };
             let (inner, queue) = (self.clone(), share.queue.clone());
             self.tasks.spawn(async move {
                 tokio::select! {

@@ -43,27 +43,28 @@ pub(crate) fn apply<M: Codec>(
         shared.log.give_up(&what);
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
-    let outcome = match entry.payload {
+    let answers = match entry.payload {
         EntryPayload::Normal(EntryBytes(bytes)) => {
             let batch = decode::<M>(bytes, index)?;
-            let answers = apply_batch(shared, &entry.log_id, batch, responder.is_some());
-            answer(shared, answers, responder);
-            None
+            Some(apply_batch(shared, &entry.log_id, batch, responder.is_some()))
         }
         EntryPayload::Blank => {
             shared.lock().applied = Some(entry.log_id);
-            Some(responder)
+            None
         }
         EntryPayload::Membership(membership) => {
             let mut core = shared.lock();
             core.applied = Some(entry.log_id);
             core.membership = StoredMembership::new(Some(entry.log_id), membership);
-            Some(responder)
+            None
         }
     };
+    // Before the answer: whoever has that finds the entry applied.
     shared.has_applied(index);
-    if let Some(Some(responder)) = outcome {
-        responder.send(Outcome::nothing());
+    match (answers, responder) {
+        (Some(answers), Some(responder)) => answer(shared, answers, responder),
+        (None, Some(responder)) => responder.send(Outcome::nothing()),
+        (_, None) => {}
     }
     Ok(())
 }
@@ -123,7 +124,7 @@ fn apply_batch<M: Codec>(
         let hash = core.machine.hash();
         core.hash_points.push(batch.at.index, hash);
     }
-    shared.stamper.applied(core.machine.stamps());
+    shared.stamper.applied(log_id.committed_leader_id().term, core.machine.stamps());
     let next_due = core.machine.next_due();
     let moved = next_due != core.next_due;
     core.next_due = next_due;
@@ -157,12 +158,7 @@ fn join_envelopes<M: Codec>(
     missing
 }
 
-fn answer<M: Codec>(
-    shared: &Arc<Shared<M>>,
-    answers: Answers<M::Reply>,
-    responder: Option<ApplyResponder<Types>>,
-) {
-    let Some(responder) = responder else { return };
+fn answer<M: Codec>(shared: &Arc<Shared<M>>, answers: Answers<M::Reply>, responder: ApplyResponder<Types>) {
     if answers.missing.is_empty() {
         responder.send(Outcome::new(answers.replies));
         return;

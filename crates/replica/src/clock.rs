@@ -2,6 +2,9 @@
 //!
 //! Two times (DESIGN: Time): `elapsed` never jumps, and stands still while there is no leader; `wall` is
 //! what people read, and never goes back. The leader stamps, `apply` only reads. Next: `propose`.
+//!
+//! A group may be idle for long while a claim is held. So the leader tells its count with every message, and the
+//! next one goes on from what was told last: from the last entry alone, deadlines would be late by the idle time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,6 +64,7 @@ pub(crate) struct Stamps {
 pub(crate) struct Stamper {
     clock: Arc<dyn Clock>,
     base: Mutex<Base>,
+    told: Mutex<Told>,
     /// What the last applied entry was stamped with.
     applied_elapsed: AtomicU64,
     applied_wall: AtomicU64,
@@ -75,30 +79,68 @@ struct Base {
     process: u64,
 }
 
+/// What the last leader said of its count. It has passed by the time that it is heard: going on from there is
+/// never early.
+#[derive(Default)]
+struct Told {
+    term: u64,
+    elapsed: u64,
+}
+
+impl Told {
+    /// A leader of `term` has counted so far. What an older one says counts no more: it may have gone on counting
+    /// while nobody followed it.
+    fn hear(&mut self, term: u64, elapsed: u64) {
+        if term > self.term {
+            *self = Told { term, elapsed };
+        } else if term == self.term {
+            self.elapsed = self.elapsed.max(elapsed);
+        }
+    }
+}
+
 impl Stamper {
     pub(crate) fn new(clock: Arc<dyn Clock>, (elapsed, wall): (Elapsed, WallTime)) -> Stamper {
         Stamper {
             clock,
             base: Mutex::new(Base { term: 0, elapsed: 0, process: 0 }),
+            told: Mutex::default(),
             applied_elapsed: AtomicU64::new(elapsed.0),
             applied_wall: AtomicU64::new(wall.millis()),
         }
     }
 
-    /// An entry with these stamps was applied.
-    pub(crate) fn applied(&self, (elapsed, wall): (Elapsed, WallTime)) {
+    /// The leader of `term` said how far it has counted.
+    pub(crate) fn heard(&self, term: u64, elapsed: Elapsed) {
+        self.told.lock().hear(term, elapsed.0);
+    }
+
+    /// How far this leader of `term` has counted; 0 before it began.
+    pub(crate) fn counted(&self, term: u64) -> Elapsed {
+        let process = self.clock.elapsed().0;
+        let base = self.base.lock();
+        if base.term != term {
+            return Elapsed(0);
+        }
+        Elapsed(base.elapsed + process.saturating_sub(base.process))
+    }
+
+    /// An entry of `term` with these stamps was applied.
+    pub(crate) fn applied(&self, term: u64, (elapsed, wall): (Elapsed, WallTime)) {
+        self.told.lock().hear(term, elapsed.0);
         self.applied_elapsed.fetch_max(elapsed.0, Ordering::Relaxed);
         self.applied_wall.fetch_max(wall.millis(), Ordering::Relaxed);
     }
 
-    /// Now, for the leader of `term`. In a new term the count goes on from the last applied entry: the
-    /// time without a leader does not count.
+    /// Now, for the leader of `term`. In a new term the count goes on from what the last leader said, or from the
+    /// last applied entry: the time without a leader does not count.
     pub(crate) fn now(&self, term: u64) -> Stamps {
         let process = self.clock.elapsed().0;
         let applied = self.applied_elapsed.load(Ordering::Relaxed);
         let mut base = self.base.lock();
         if base.term != term {
-            *base = Base { term, elapsed: applied, process };
+            let told = self.told.lock().elapsed;
+            *base = Base { term, elapsed: applied.max(told), process };
         }
         let mut elapsed = base.elapsed + process.saturating_sub(base.process);
         if elapsed < applied {
@@ -151,10 +193,36 @@ mod tests {
         assert_eq!(stamper.now(1), stamps(5_000, 200));
         clock.set(70_250, 450);
         assert_eq!(stamper.now(1), stamps(5_250, 450));
-        stamper.applied((Elapsed(5_250), WallTime::from_millis(450)));
+        stamper.applied(1, (Elapsed(5_250), WallTime::from_millis(450)));
         // Ten seconds without a leader.
         clock.set(80_250, 10_450);
         assert_eq!(stamper.now(2), stamps(5_250, 10_450));
+    }
+
+    #[test]
+    fn a_new_leader_goes_on_from_what_the_last_one_said_and_not_from_what_older_ones_say() {
+        for (what, heard, applied, expected) in [
+            ("nothing was said", &[][..], (1, 5_000), 5_000),
+            ("idle since the last entry", &[(1, 9_000), (1, 35_000)], (1, 5_000), 35_000),
+            ("the last leader began behind the one before", &[(1, 35_000), (2, 6_000)], (2, 5_500), 6_000),
+            ("one that was deposed goes on", &[(2, 6_000), (1, 36_000)], (2, 5_500), 6_000),
+            ("its entries came with a checkpoint", &[(1, 35_000)], (2, 6_500), 6_500),
+            ("a message came late", &[(2, 7_000), (2, 6_000)], (2, 5_500), 7_000),
+        ] {
+            let clock = Arc::new(HandClock::default());
+            clock.set(70_000, 0);
+            let stamper = Stamper::new(clock.clone(), (Elapsed(1_000), WallTime::default()));
+            for (term, elapsed) in heard {
+                stamper.heard(*term, Elapsed(*elapsed));
+            }
+            let (term, elapsed) = applied;
+            stamper.applied(term, (Elapsed(elapsed), WallTime::default()));
+            assert_eq!(stamper.counted(3), Elapsed(0), "{what}: it has not begun");
+            assert_eq!(stamper.now(3).elapsed, Elapsed(expected), "{what}");
+            clock.set(70_250, 0);
+            assert_eq!(stamper.counted(3), Elapsed(expected + 250), "{what}");
+            assert_eq!(stamper.counted(2), Elapsed(0), "{what}: not its term any more");
+        }
     }
 
     #[test]
@@ -172,7 +240,7 @@ mod tests {
         let clock = Arc::new(HandClock::default());
         let stamper = Stamper::new(clock.clone(), (Elapsed(100), WallTime::default()));
         assert_eq!(stamper.now(3).elapsed, Elapsed(100));
-        stamper.applied((Elapsed(900), WallTime::default()));
+        stamper.applied(2, (Elapsed(900), WallTime::default()));
         assert_eq!(stamper.now(3).elapsed, Elapsed(900));
         clock.set(50, 0);
         assert_eq!(stamper.now(3).elapsed, Elapsed(950));

@@ -1,6 +1,7 @@
-//! Elections that do not wait for the clock: when the leader's process is known to be gone.
+//! Elections that do not wait for the clock: when the leader's process is known to be gone, and when enough
+//! members have met after a start.
 //!
-//! Those that are left take their turns: the first asks for votes at once, the next only when that brought no
+//! Those that are there take their turns: the first asks for votes at once, the next only when that brought no
 //! leader. Whoever sees the leader gone too gives its vote although it heard from it a moment ago (`receive`):
 //! what it promised the leader is courtesy, not safety.
 
@@ -18,6 +19,13 @@ const TURN: Duration = Duration::from_millis(200);
 /// How often each asks: at first others may not have seen yet that the leader is gone.
 const TRIES: u32 = 3;
 
+/// Whether the others are asked before the term grows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Asked,
+    NotAsked,
+}
+
 impl<M: Codec> Replica<M> {
     /// That node's process is gone: if it led this group, another member is elected at once.
     pub fn node_gone(&self, node: NodeId) {
@@ -29,14 +37,48 @@ impl<M: Codec> Replica<M> {
             voters.into_iter().filter(|member| *member == self.member() || is_left(member)).collect();
         let Some(turn) = turn(&left, self.group(), self.member()) else { return };
         tracing::info!(group = %self.group(), leader = %gone.0, term = gone.1, turn, "the leader is gone");
-        let round = TURN * left.len() as u32;
+        let raft = self.inner.raft.clone();
+        // None while somebody asks for votes, or another when somebody has got them.
+        let is_replaced = move || members::leader(&raft).is_some_and(|leader| leader != gone);
+        self.ask_in_turn(turn, left.len(), Before::NotAsked, is_replaced);
+    }
+
+    /// After a start: this node can talk to the nodes that `is_up` names. When they and this one are enough,
+    /// one of them is elected at once, unless somebody leads. Whether there is nothing left to wait for.
+    pub fn meet(&self, is_up: &dyn Fn(NodeId) -> bool) -> bool {
+        let replica = self.clone();
+        let has_leader = move || replica.leads() || replica.inner.shared.heard().is_some();
+        if has_leader() {
+            return true;
+        }
+        let voters = self.members().voters;
+        let count = voters.len();
+        let here: Vec<MemberId> =
+            voters.into_iter().filter(|member| *member == self.member() || is_up(member.node())).collect();
+        let Some(turn) = turn(&here, self.group(), self.member()) else { return false };
+        if 2 * here.len() <= count {
+            return false;
+        }
+        tracing::debug!(group = %self.group(), turn, "enough members have met");
+        // Somebody may lead whom we have not heard yet: it keeps its term.
+        self.ask_in_turn(turn, here.len(), Before::Asked, has_leader);
+        true
+    }
+
+    fn ask_in_turn(
+        &self,
+        turn: usize,
+        members: usize,
+        before: Before,
+        is_over: impl Fn() -> bool + Send + 'static,
+    ) {
+        let round = TURN * members as u32;
         let (raft, stop) = (self.inner.raft.clone(), self.inner.stop.subscribe());
         tokio::spawn(async move {
             sleep(TURN * turn as u32).await;
             for _ in 0..TRIES {
-                // None while somebody asks for votes, or another when somebody has got them.
-                let is_replaced = members::leader(&raft).is_some_and(|leader| leader != gone);
-                if is_replaced || *stop.borrow() || raft.trigger().elect(false).await.is_err() {
+                let is_asked = before == Before::Asked;
+                if is_over() || *stop.borrow() || raft.trigger().elect(is_asked).await.is_err() {
                     return;
                 }
                 sleep(round).await;

@@ -17,6 +17,7 @@ mod checkpoint;
 pub mod clock;
 pub mod codec;
 mod elections;
+mod ending;
 pub mod error;
 mod hash_points;
 mod holds;

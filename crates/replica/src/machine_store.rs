@@ -115,7 +115,10 @@ impl<M: Codec> RaftStateMachine<Types> for MachineStore<M> {
     }
 
     async fn get_current_snapshot(&mut self) -> io::Result<Option<SnapshotOf<Types, CheckpointHandle<M>>>> {
-        Ok(self.snapshot())
+        // Asked for at the start, and before one is sent: what it says is what the receiver is then counted to have.
+        let begun = transfer::begun(&self.shared);
+        let begun = begun.map(|meta| Snapshot { meta, snapshot: CheckpointHandle { received: None } });
+        Ok(begun.or_else(|| self.snapshot()))
     }
 }
 

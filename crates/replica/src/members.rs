@@ -170,22 +170,32 @@ impl<M: Codec> Replica<M> {
         self.changed(timeout(CHANGE_WAIT, added).await.map(|added| added.map(drop)))
     }
 
-    /// Makes these the group's members, whatever they are now. As leader. New voters should have been
-    /// learners that caught up, or the group waits for them.
+    /// Makes these the group's members, whatever they are now: `voters`, and the others of `copies` as learners. A
+    /// member whose address in `copies` is another than the group knows has moved there. As leader. New voters
+    /// should have been learners that caught up, or the group waits for them.
     pub async fn set_members(
         &self,
         voters: &BTreeSet<MemberId>,
-        learners: &BTreeMap<MemberId, String>,
+        copies: &BTreeMap<MemberId, String>,
     ) -> Result<()> {
         let now = self.members();
-        let wanted: BTreeSet<MemberId> = voters.iter().chain(learners.keys()).copied().collect();
-        let missing: BTreeMap<u64, BasicNode> = learners
-            .iter()
-            .filter(|(member, _)| !now.addresses.contains_key(member))
-            .map(|(member, address)| (member.bits(), BasicNode::new(address)))
-            .collect();
+        let wanted: BTreeSet<MemberId> = voters.iter().chain(copies.keys()).copied().collect();
+        let nodes = |is_wanted: &dyn Fn(Option<&String>, &String) -> bool| -> BTreeMap<u64, BasicNode> {
+            copies
+                .iter()
+                .filter(|(member, address)| is_wanted(now.addresses.get(member), address))
+                .map(|(member, address)| (member.bits(), BasicNode::new(address)))
+                .collect()
+        };
+        let missing = nodes(&|known, _| known.is_none());
         if !missing.is_empty() {
             self.change(ChangeMembers::AddNodes(missing)).await?;
+        }
+        // A member is its number, and what is sent to it names that: a wrong address reaches nobody, and never
+        // the wrong one. So this cannot split the group, which the engine warns of.
+        let moved = nodes(&|known, address| known.is_some_and(|known| known != address));
+        if !moved.is_empty() {
+            self.change(ChangeMembers::SetNodes(moved)).await?;
         }
         if now.voters != *voters || now.is_joint {
             let voters = voters.iter().map(|member| member.bits()).collect();

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt};
-use model::MemberId;
+use model::{Elapsed, MemberId};
 use openraft::errors::RPCError;
 use openraft::raft::{AppendEntriesRequest, StreamAppendError, StreamAppendResult};
 use prost::Message;
@@ -116,7 +116,8 @@ where
             true => Pace::Now,
             false => Pace::Lazy,
         };
-        let body = body(request);
+        let elapsed = self.shared.stamper.counted(request.vote.leader_id.term);
+        let body = body(request, elapsed);
         let last = request.entries.last().map(|entry| entry.log_id).or(request.prev_log_id);
         let sent = Sent { bytes: body.len(), last };
         let taking = self.shared.peers.send(self.to, self.shared.group, PeerKind::Append, body, pace);
@@ -177,7 +178,7 @@ where
 }
 
 /// The entries go as they are stored.
-fn body(request: &AppendEntriesRequest<Types>) -> Bytes {
+fn body(request: &AppendEntriesRequest<Types>, elapsed: Elapsed) -> Bytes {
     let entry = |entry| {
         let storage::LogEntry { index, term, payload, .. } = stored(entry);
         AppendEntry { term, index, payload }
@@ -187,6 +188,7 @@ fn body(request: &AppendEntriesRequest<Types>) -> Bytes {
         prev: request.prev_log_id.map(log_id_to_message),
         committed: request.leader_commit.map(log_id_to_message),
         entries: request.entries.iter().map(entry).collect(),
+        elapsed: elapsed.0,
     })
 }
 

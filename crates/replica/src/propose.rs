@@ -28,7 +28,7 @@ use crate::type_config::{EntryBytes, OnDone, Types};
 
 /// Entries that may be on their way to the disk at once. More would make entries smaller, not faster:
 /// the writer takes all that has come while it synced.
-pub(crate) const ENTRIES_IN_FLIGHT_MAX: usize = 2;
+pub(crate) const ENTRIES_IN_FLIGHT_MAX: usize = 1;
 /// Bytes of an entry that a single large command may make: a whole request, and what encoding adds. An
 /// entry that the log refused would end the group.
 const ENTRY_BYTES_LIMIT: usize = REQUEST_BYTES_MAX + 8 * 1024 * 1024;
@@ -299,6 +299,7 @@ async fn make_entries<M: Codec>(
     loop {
         let permit = loop {
             tokio::select! {
+                biased;
                 permit = room.clone().acquire_owned() => break permit.expect("nobody closes this semaphore"),
                 // Entries that no quorum takes may stay for ever; what waits behind them need not.
                 () = sleep(LEADER_LOOK) => if let Some(error) = refusal(raft) { gatherer.refuse_waiting(&error) },

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::BoxFuture;
-use model::MemberId;
+use model::{Elapsed, MemberId};
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::{
     AppendEntriesRequest, StreamAppendError, StreamAppendResult, TransferLeaderError, TransferLeaderRequest,
@@ -55,7 +55,8 @@ pub type OnAppended = Box<dyn Fn(u64, Result<Bytes>) + Send + Sync>;
 /// Takes the appends of one connection, in their order. Dropped, what waits is not answered.
 pub struct AppendSink {
     line: Arc<Line>,
-    heard: Box<dyn Fn() + Send + Sync>,
+    /// The leader of a term was heard, and how far it has counted.
+    heard: Box<dyn Fn(u64, Elapsed) + Send + Sync>,
 }
 
 /// The appends of one connection that wait for their answer.
@@ -78,14 +79,14 @@ impl AppendSink {
     /// Takes one. `false`: more are waiting than a member may send ahead, so it misbehaves.
     pub fn push(&self, request: u64, body: Bytes) -> bool {
         let bytes = body.len();
-        let append = match decode_append(body) {
-            Ok(append) => append,
+        let (append, elapsed) = match decode_append(body) {
+            Ok(decoded) => decoded,
             Err(error) => {
                 (self.line.answer)(request, Err(error));
                 return true;
             }
         };
-        (self.heard)();
+        (self.heard)(append.vote.leader_id.term, elapsed);
         let is_heartbeat = append.entries.is_empty();
         let mut state = self.line.state.lock();
         if state.requests.len() >= APPENDS_MAX || state.bytes + bytes > APPENDS_BYTES_MAX {
@@ -176,15 +177,17 @@ fn append_answer(answer: StreamAppendResult<Types>) -> AppendAnswer {
     AppendAnswer { outcome: Some(outcome) }
 }
 
-fn decode_append(body: Bytes) -> Result<AppendEntriesRequest<Types>> {
+fn decode_append(body: Bytes) -> Result<(AppendEntriesRequest<Types>, Elapsed)> {
     let append = Append::decode(body).map_err(Error::malformed)?;
+    let elapsed = Elapsed(append.elapsed);
     let entries: Result<Vec<RaftEntry>> = append.entries.into_iter().map(entry).collect();
-    Ok(AppendEntriesRequest {
+    let request = AppendEntriesRequest {
         vote: vote_from_message(append.vote.ok_or_else(|| Error::malformed("a vote is missing"))?),
         prev_log_id: append.prev.map(log_id_from_message),
         entries: entries?,
         leader_commit: append.committed.map(log_id_from_message),
-    })
+    };
+    Ok((request, elapsed))
 }
 
 fn entry(entry: AppendEntry) -> Result<RaftEntry> {
@@ -204,9 +207,10 @@ impl<M: Codec> Replica<M> {
             tokio::spawn(run(self.inner.raft.clone(), line.clone(), first));
         }
         let shared = Arc::downgrade(&self.inner.shared);
-        let heard = move || {
+        let heard = move |term, elapsed| {
             if let Some(shared) = shared.upgrade() {
                 shared.hear();
+                shared.stamper.heard(term, elapsed);
             }
         };
         AppendSink { line, heard: Box::new(heard) }

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::checkpoint::{self, Checkpointer};
 use crate::clock::{Clock, Stamper};
 use crate::codec::Codec;
+use crate::ending;
 use crate::error::{Error, Result};
 use crate::notice::Notices;
 use crate::peers::Peers;
@@ -147,7 +148,8 @@ impl<M: Codec> Replica<M> {
         let tasks = vec![
             tokio::spawn(propose::run(raft.clone(), shared.clone(), gatherer, stopped.clone())),
             tokio::spawn(pulse::run(raft.clone(), shared.clone(), inbox.clone(), stopped.clone())),
-            tokio::spawn(checkpointer.clone().run(stopped)),
+            tokio::spawn(checkpointer.clone().run(stopped.clone())),
+            tokio::spawn(ending::run(raft.clone(), shared.clone(), stopped)),
         ];
         let tasks = Mutex::new(tasks);
         Ok(Replica { inner: Arc::new(Inner { config, shared, raft, inbox, checkpointer, stop, tasks }) })

@@ -5,8 +5,9 @@
 use bytes::Bytes;
 use model::command::{Ack, Claim, ClaimQueue, OnTask};
 use model::{
-    Command, Digest, Elapsed, FollowUp, KeyHash, Millis, NewTask, Position, QueueName, Rejection, Reply,
-    RetryOverride, ShardId, Start, TaskId, WallTime, WorkerName, limits,
+    Command, Digest, Elapsed, FollowUp, KeyHash, Millis, NewTask, Position, QueueName, QueuePolicy,
+    QueueSettings, Rejection, Reply, RetryOverride, ShardId, Spread, Start, TaskId, WallTime, WorkerName,
+    limits,
 };
 use state_machine::view::Filter;
 use state_machine::{Effects, Shard};
@@ -68,6 +69,30 @@ fn task(n: u64, name: &str) -> NewTask {
         retention: None,
         envelope: Bytes::from_static(b"envelope"),
     }
+}
+
+/// A pinned queue that lives in another shard than this one.
+fn pinned_elsewhere(driver: &mut Driver) -> QueueName {
+    let names = (0..).map(|n| queue(&format!("queue-{n}")));
+    let queue = names.into_iter().find(|queue| ShardId::of_queue(queue, 4) != shard(1)).unwrap();
+    let policy = QueuePolicy { spread: Spread::Pinned, ..QueuePolicy::default() };
+    let settings = QueueSettings { policy, version: 1, ..QueueSettings::default() };
+    driver.apply(Command::SetQueue { queue: queue.clone(), settings }).unwrap();
+    queue
+}
+
+#[test]
+fn a_pinned_queue_takes_no_task_in_a_shard_that_it_does_not_live_in() {
+    let mut driver = Driver::new();
+    let queue = pinned_elsewhere(&mut driver);
+    let moved = Rejection::Moved { queue: queue.clone() };
+    let one = |atomic| Command::Enqueue { tasks: vec![task(1, queue.as_str())], atomic };
+    assert_eq!(driver.apply(one(false)), Ok(Reply::Enqueued(vec![Err(moved.clone())])));
+    assert_eq!(driver.apply(one(true)), Err(Rejection::NotAtomic { n: 0, because: Box::new(moved) }));
+    // A follow-up was promised with its ack: it comes wherever that was placed.
+    driver.enqueue(vec![task(2, "mail")]);
+    driver.claim_and_ack(vec![FollowUp { shard: shard(1), task: task(3, queue.as_str()) }]);
+    assert_eq!(driver.shard.queue(&queue).unwrap().totals.enqueued, 1);
 }
 
 #[test]

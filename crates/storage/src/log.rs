@@ -49,8 +49,9 @@ pub struct LogOptions {
     pub lag_bytes: u64,
     /// Given back when a segment finds no room.
     pub reserve: Option<Arc<Reserve>>,
-    /// Runs once when a write or a sync has failed, before anybody hears of it. By default it ends the
-    /// process with code 70: what is on the disk is unknown, and only a restart finds out.
+    /// Runs once when a write or a sync has failed, before anybody hears of it, or when
+    /// [`GroupLog::give_up`] says that nothing here can be trusted. By default it ends the process with code 70:
+    /// what is on the disk is unknown, and only a restart finds out.
     pub on_fatal: OnFatal,
 }
 
@@ -64,7 +65,7 @@ impl Default for LogOptions {
             lag_bytes: 256 * 1024 * 1024,
             reserve: None,
             on_fatal: Arc::new(|error| {
-                tracing::error!(%error, "the disk failed: this process ends now");
+                tracing::error!(%error, "this process cannot go on: it ends now");
                 std::process::exit(70);
             }),
         }

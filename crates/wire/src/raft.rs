@@ -23,6 +23,10 @@ pub struct Append {
     /// The entries.
     #[prost(message, repeated, tag = "4")]
     pub entries: Vec<AppendEntry>,
+    /// How much time has passed for the group, in milliseconds: whoever leads next goes on from there. 0 when the
+    /// leader has not begun to count.
+    #[prost(uint64, tag = "5")]
+    pub elapsed: u64,
 }
 
 /// An entry as the log stores it.

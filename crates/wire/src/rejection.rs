@@ -54,6 +54,7 @@ const NO_CLUSTER: u32 = 15;
 const UNKNOWN_NODE: u32 = 16;
 const NODE_NEEDED: u32 = 17;
 const TOO_MANY_NODES: u32 = 18;
+const MOVED: u32 = 19;
 
 /// Of what a queue is full, and which field of its policy says so. By number: only add.
 const FULL_OF: [(&str, &str); 3] =
@@ -117,6 +118,7 @@ impl From<&Rejection> for RejectionMessage {
                 words: number_of(&EMPTY_HINTS, *hint),
                 ..in_queue(NOT_EMPTY, queue)
             },
+            Rejection::Moved { queue } => in_queue(MOVED, queue),
             Rejection::NoCluster => of(NO_CLUSTER),
             Rejection::UnknownNode { node } => at(UNKNOWN_NODE, node),
             Rejection::NodeNeeded { node } => at(NODE_NEEDED, node),
@@ -162,6 +164,7 @@ impl TryFrom<RejectionMessage> for Rejection {
             NOT_EMPTY => {
                 Rejection::NotEmpty { queue: queue()?, count, hint: words_of(&EMPTY_HINTS, message.words) }
             }
+            MOVED => Rejection::Moved { queue: queue()? },
             NO_CLUSTER => Rejection::NoCluster,
             UNKNOWN_NODE => Rejection::UnknownNode { node: NodeId(message.node) },
             NODE_NEEDED => Rejection::NodeNeeded { node: NodeId(message.node) },

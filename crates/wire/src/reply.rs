@@ -43,13 +43,6 @@ pub struct PieceMessage {
     pub is_new_work: bool,
 }
 
-impl PieceMessage {
-    /// Whether the bytes are so many commands, whatever they say.
-    pub fn is_whole(&self) -> bool {
-        crate::entry::count_commands(&self.bytes) == Some(self.commands)
-    }
-}
-
 /// What a leader must know of a claim to see whether something is free for it.
 #[derive(Clone, PartialEq, Message)]
 pub struct ClaimHead {

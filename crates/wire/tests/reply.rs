@@ -55,6 +55,7 @@ fn rejections() -> Vec<(&'static str, Rejection)> {
         ("unknown_node", Rejection::UnknownNode { node: NodeId(3) }),
         ("node_needed", Rejection::NodeNeeded { node: NodeId(65_535) }),
         ("too_many_nodes", Rejection::TooManyNodes { node: NodeId(8), count: 7 }),
+        ("moved", Rejection::Moved { queue: queue.clone() }),
     ]
 }
 
@@ -234,26 +235,24 @@ fn words_that_are_not_in_the_list_become_general_ones() {
 }
 
 #[test]
-fn a_piece_is_as_many_commands_as_it_says() {
+fn the_commands_of_a_piece_are_counted_only_when_they_are_whole() {
     let mut part = bytes::BytesMut::new();
     for n in 0..3u32 {
         wire::entry::push_command(&Coded { code: n * 100 }, &mut part);
     }
     let part = part.freeze();
-    for (what, bytes, commands, is_whole) in [
-        ("three", part.clone(), 3, true),
-        ("none", Bytes::new(), 0, true),
-        ("one too few", part.clone(), 2, false),
-        ("cut", part.slice(..part.len() - 1), 3, false),
-        ("something else", Bytes::from_static(b"\x08\x01"), 1, false),
+    for (what, bytes, commands) in [
+        ("three", part.clone(), Some(3)),
+        ("none", Bytes::new(), Some(0)),
+        ("cut", part.slice(..part.len() - 1), None),
+        ("something else", Bytes::from_static(b"\x08\x01"), None),
         (
             "a length beyond the end",
             Bytes::from_static(b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
-            1,
-            false,
+            None,
         ),
     ] {
-        assert_eq!(PieceMessage { bytes, commands, is_new_work: false }.is_whole(), is_whole, "{what}");
+        assert_eq!(wire::entry::count_commands(&bytes), commands, "{what}");
     }
 }
 

@@ -45,10 +45,13 @@ fn same(rig: &Rig) -> Result<(), String> {
     Ok(())
 }
 
+/// Terms and their leaders, by group.
+type Led = BTreeMap<u16, BTreeSet<(u64, u64)>>;
+
 /// Looks at some nodes again and again, and notes who led each group in which term.
 pub(crate) struct Watch {
     is_over: Arc<AtomicBool>,
-    looking: Option<JoinHandle<BTreeMap<u16, BTreeSet<(u64, u64)>>>>,
+    looking: Option<JoinHandle<Led>>,
 }
 
 impl Watch {
@@ -57,7 +60,7 @@ impl Watch {
         let (is_over, addresses) = (Arc::new(AtomicBool::new(false)), addresses.to_vec());
         let stop = is_over.clone();
         let looking = std::thread::spawn(move || {
-            let mut seen: BTreeMap<u16, BTreeSet<(u64, u64)>> = BTreeMap::new();
+            let mut seen = Led::new();
             let mut clients: Vec<_> = addresses.iter().map(|&at| crate::client::Client::of(at)).collect();
             while !stop.load(Ordering::SeqCst) {
                 for client in &mut clients {

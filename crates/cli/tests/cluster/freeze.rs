@@ -30,14 +30,14 @@ fn a_leader_frozen_under_load_wakes_up_to_what_happened_meanwhile() {
     let _alone = crate::alone();
     let still = Duration::from_millis(crate::rounds(3_500, 10_000) as u64);
     let mut rig = Rig::started(3, &[]);
-    let shape = Shape { hold: Duration::from_secs(15), ..Shape::default() };
+    let shape = Shape { hold: Duration::from_secs(15), ..Shape::light() };
     let load = Load::start(&rig.addresses(), shape);
     let mut outages = Vec::new();
     for round in 0..crate::rounds(2, 10) {
         load.flow(200);
         let (victim, led) = rig.busiest();
         let shards: Vec<u16> = led.into_iter().filter(|group| *group > 0).collect();
-        let acked = claimed(&rig, &shards, &format!("acked-{round}"), 60_000);
+        let acked = claimed(&rig, &shards, &format!("acked-{round}"), 600_000);
         let taken = claimed(&rig, &shards, &format!("taken-{round}"), 500);
         let address = rig.nodes[victim].http;
         rig.freeze(victim);
@@ -47,7 +47,7 @@ fn a_leader_frozen_under_load_wakes_up_to_what_happened_meanwhile() {
         // One is done, the other is somebody else's.
         let answer = others.post("/v1/claims/ack", &json!({"token": acked.token}), PATIENCE).unwrap();
         assert_eq!((answer.status, &answer.body["state"]), (200, &json!("done")), "{answer:?}");
-        let claim = json!({"id": taken.id, "worker": "next", "hold_ms": 60_000});
+        let claim = json!({"id": taken.id, "worker": "next", "hold_ms": 600_000});
         let mut fence = 0;
         until("the old claim is over and there is a new one", || {
             let answer = others.once("POST", "/v1/claims", &claim.to_string(), Duration::ZERO);
@@ -90,7 +90,11 @@ fn a_leader_frozen_under_load_wakes_up_to_what_happened_meanwhile() {
         }
         assert!(answered > 0, "it never came back");
         let after = others.get(&taken.path).unwrap();
-        assert_eq!((&after.body["state"], &after.body["worker"]), (&json!("claimed"), &json!("next")), "{after:?}");
+        assert_eq!(
+            (&after.body["state"], &after.body["worker"]),
+            (&json!("claimed"), &json!("next")),
+            "{after:?}"
+        );
         rig.await_leaders(PATIENCE);
     }
     let history = load.stop();
@@ -143,7 +147,7 @@ fn asks(acked: &Probe, taken: &Probe) -> Vec<Ask> {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         Ask { method, path: path.to_owned(), body, expected }
     };
-    let extend = json!({"token": taken.token, "hold_ms": 60_000});
+    let extend = json!({"token": taken.token, "hold_ms": 600_000});
     let queue = json!({"queues": [QUEUE], "worker": "stale"});
     vec![
         ask("GET", &acked.path, Value::Null, Expected::State("done")),
@@ -152,7 +156,12 @@ fn asks(acked: &Probe, taken: &Probe) -> Vec<Ask> {
         ask("POST", "/v1/claims/ack", json!({"token": acked.token}), Expected::State("done")),
         ask("POST", "/v1/claims/ack", json!({"token": taken.token}), Expected::Refused(&["stale_token"])),
         ask("POST", "/v1/claims/extend", extend, Expected::Refused(&["stale_token"])),
-        ask("POST", "/v1/claims", json!({"id": taken.id, "worker": "stale"}), Expected::Refused(&["not_ready"])),
+        ask(
+            "POST",
+            "/v1/claims",
+            json!({"id": taken.id, "worker": "stale"}),
+            Expected::Refused(&["not_ready"]),
+        ),
         ask(
             "POST",
             "/v1/claims",

@@ -40,6 +40,13 @@ impl Default for Shape {
     }
 }
 
+impl Shape {
+    /// Less of it, and more workers than it needs: what counts is what happens beside it.
+    pub(crate) fn light() -> Shape {
+        Shape { producers: 4, workers: 6, hold: Duration::from_secs(5), pace: Duration::from_millis(10) }
+    }
+}
+
 /// What the callers saw. Times are when a call was first sent and when its answer came.
 #[derive(Default)]
 pub(crate) struct History {

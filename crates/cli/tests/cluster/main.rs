@@ -1,7 +1,9 @@
-//! Clusters of real processes against their promises: cold starts, kill -9, SIGSTOP, rolling restarts.
+//! Clusters of real processes against their promises: cold starts, kill -9, SIGSTOP, rolling restarts, cut networks,
+//! lost disks, wrong clocks.
 //!
-//! `rig.rs` has the processes, `client.rs` a caller that knows all nodes, `load.rs` producers and workers that write
-//! down what they saw, `check.rs` what must be true of it. Each test is short here and long with
+//! `rig.rs` has the processes, `netns.rs` networks that can be cut, `client.rs` a caller that knows all nodes, `load.rs`
+//! producers and workers that write down what they saw, `check.rs` what must be true of it, `agreement.rs` what must be
+//! true of the copies. Each test is short here and long with
 //! `WINDLASS_FAULTS=long` (`make test-faults`); figures are printed, run with `--nocapture` to see them. Chance comes from
 //! a seed that is printed; `WINDLASS_SEED` gives the same again.
 
@@ -10,6 +12,7 @@
 mod agreement;
 mod check;
 mod client;
+mod clocks;
 mod dev;
 mod freeze;
 mod leaders;
@@ -21,6 +24,8 @@ mod restarts;
 mod rig;
 mod starts;
 mod tls;
+mod wipe;
+mod workers;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

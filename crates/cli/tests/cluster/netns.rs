@@ -36,8 +36,7 @@ impl Network {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let pid = std::process::id();
         let subnet = free_subnet()?;
-        let network =
-            Network { tag: format!("{NAME}{pid}x{count}"), subnet, size, cuts: BTreeSet::new() };
+        let network = Network { tag: format!("{NAME}{pid}x{count}"), subnet, size, cuts: BTreeSet::new() };
         network.build()?;
         Ok(network)
     }

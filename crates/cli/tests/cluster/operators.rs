@@ -127,22 +127,47 @@ fn without_a_quorum_writes_and_reads_are_refused_soon_and_stale_reads_are_not() 
 fn a_worker_keeps_its_session_when_the_node_it_talks_to_dies() {
     let _alone = crate::alone();
     let mut rig = Rig::started(3, &[]);
-    let task = json!({"kind": "k", "dedup_key": "a", "hold_ms": 60_000});
-    let enqueued = rig.client().post("/v1/queues/long/tasks", &task, PATIENCE).unwrap();
-    let path = format!("/v1/tasks/{}", enqueued.body["id"].as_str().unwrap());
-    let mut work = rig.command(&["work", "--queue", "long", "--exec", "sleep 5", "--name", "survivor"]);
-    let mut worker = work.stdout(std::process::Stdio::null()).spawn().unwrap();
-    let look =
-        |rig: &Rig| rig.client().safe("GET", &path, &Value::Null, Duration::ZERO, PATIENCE).unwrap().body;
-    until("it is claimed", || look(&rig)["state"] == "claimed");
     // It talks to the first in its list.
-    rig.kill(0);
-    until("it is done", || look(&rig)["state"] == "done");
-    let done = look(&rig);
+    goes_on_elsewhere(&mut rig, |rig| rig.kill(0));
+}
+
+#[test]
+fn a_worker_goes_on_elsewhere_when_the_node_it_talks_to_stands_still() {
+    let _alone = crate::alone();
+    let mut rig = Rig::started(3, &[]);
+    goes_on_elsewhere(&mut rig, |rig| rig.freeze(0));
+    rig.thaw(0);
+}
+
+/// A worker with one slot taken and one free loses its node: it keeps the task that it has, and gets the next.
+fn goes_on_elsewhere(rig: &mut Rig, lose: impl FnOnce(&mut Rig)) {
+    let enqueue = |rig: &Rig, key: &str| {
+        let others: Vec<_> = rig.nodes[1..].iter().map(|node| node.http).collect();
+        let task = json!({"kind": "k", "dedup_key": key, "hold_ms": 60_000});
+        let enqueued = Client::new(&others).post("/v1/queues/long/tasks", &task, PATIENCE).unwrap();
+        format!("/v1/tasks/{}", enqueued.body["id"].as_str().unwrap())
+    };
+    let look = |rig: &Rig, path: &str| {
+        let others: Vec<_> = rig.nodes[1..].iter().map(|node| node.http).collect();
+        Client::new(&others).safe("GET", path, &Value::Null, Duration::ZERO, PATIENCE).unwrap().body
+    };
+    let first = enqueue(rig, "first");
+    let work = ["work", "--queue", "long", "--exec", "sleep 5", "--slots", "2", "--name", "survivor"];
+    let mut worker = rig.command(&work).stdout(std::process::Stdio::null()).spawn().unwrap();
+    until("it is claimed", || look(rig, &first)["state"] == "claimed");
+    let lost = Instant::now();
+    lose(rig);
+    let second = enqueue(rig, "second");
+    until("the next is claimed", || look(rig, &second)["state"] == "claimed");
+    println!("a worker that lost its node got the next task after {:?}", lost.elapsed());
+    for path in [&first, &second] {
+        until("it is done", || look(rig, path)["state"] == "done");
+        let done = look(rig, path);
+        assert_eq!(done["attempt"], 1, "its claim was never taken from it: {done}");
+    }
     rustix::process::kill_process(rustix::process::Pid::from_child(&worker), rustix::process::Signal::TERM)
         .unwrap();
     assert_eq!(worker.wait().unwrap().code(), Some(0));
-    assert_eq!(done["attempt"], 1, "its claim was never taken from it: {done}");
 }
 
 #[test]

@@ -75,7 +75,8 @@ fn nodes_talk_over_mutual_tls_and_a_stranger_gets_nothing() {
 #[test]
 fn files_that_do_not_fit_are_refused_with_their_names() {
     let dir = tempfile::tempdir().unwrap();
-    let (ours, theirs) = (certificates(dir.path(), "ours", &here()), certificates(dir.path(), "theirs", &here()));
+    let (ours, theirs) =
+        (certificates(dir.path(), "ours", &here()), certificates(dir.path(), "theirs", &here()));
     let empty = dir.path().join("empty.pem");
     std::fs::write(&empty, "nothing here\n").unwrap();
     let [no_ca, no_key] = ["ca", "key"].map(|kind| format!("--peer-{kind}={}", empty.display()));

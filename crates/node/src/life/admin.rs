@@ -9,6 +9,7 @@ use bytes::Bytes;
 use model::catalog::{CatalogCommand, CatalogReply};
 use model::{GroupId, MemberId, NodeId, Rejection, limits};
 use replica::Members;
+use tokio::time::Instant;
 use wire::life::Ask;
 use wire::peer::PeerKind;
 
@@ -19,6 +20,8 @@ use crate::link::LinkError;
 
 /// How long another node may take for what it is asked.
 const ASK_WAIT: Duration = MOVE_WAIT.saturating_add(Duration::from_secs(2));
+/// Until it is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Tries when somebody else changes votes at the same time.
 const PROMOTE_TRIES: usize = 20;
 
@@ -36,11 +39,19 @@ impl Node {
     pub async fn transfer(&self, group: GroupId, to: Option<NodeId>) -> Result<(), Error> {
         let inner = &self.inner;
         let replica = inner.replica(group)?;
-        let (leader, _) = replica.leader().ok_or(Error::Unavailable)?;
-        match leader.node() {
-            node if node == inner.node => inner.transfer(&**replica, to).await,
-            node if Some(node) == to => Ok(()),
-            node => inner.have_done(node, Ask::Transfer { group, to }).await,
+        let until = Instant::now() + ASK_WAIT;
+        loop {
+            let moved = match replica.leader().map(|(leader, _)| leader.node()) {
+                None => Err(Error::Unavailable),
+                Some(node) if node == inner.node => inner.transfer(&**replica, to).await,
+                Some(node) if Some(node) == to => Ok(()),
+                Some(node) => inner.have_done(node, Ask::Transfer { group, to }).await,
+            };
+            match moved {
+                // Between two leaders, or whom we took for the leader is not: it does no harm to ask again.
+                Err(Error::Unavailable) if Instant::now() < until => tokio::time::sleep(ASK_AGAIN).await,
+                moved => return moved,
+            }
         }
     }
 
@@ -112,6 +123,7 @@ impl Inner {
         let asked = self.links.call(node, PeerKind::Ask, GroupId::CATALOG, ask.encode(), ASK_WAIT).await;
         match asked {
             Ok(_) => Ok(()),
+            Err(LinkError::Refused(why)) if why == Error::Unavailable.to_string() => Err(Error::Unavailable),
             Err(LinkError::Refused(why)) => Err(Error::Invalid(why)),
             Err(LinkError::Unreached(_)) => Err(Error::Unavailable),
             Err(LinkError::Lost) => Err(Error::Timeout),
@@ -157,6 +169,9 @@ pub(crate) async fn answer(inner: &Arc<Inner>, body: Bytes) -> Result<Bytes, Str
         }
         Ask::Transfer { group, to } => {
             let replica = inner.replica(group).map_err(|error| error.to_string())?;
+            if !replica.leads() {
+                return Err(Error::Unavailable.to_string());
+            }
             inner.transfer(&**replica, to).await.map_err(|error| error.to_string())?;
         }
     }

@@ -55,7 +55,7 @@ impl View {
 /// Keeps the catalog until the node stops.
 pub(crate) async fn run(inner: Arc<Inner>) {
     let catalog = inner.groups.catalog.clone();
-    let mut asked = Instant::now();
+    let mut asked: Option<Instant> = None;
     loop {
         let index = catalog.applied();
         let pause = match inner.keep_catalog().await {
@@ -68,9 +68,9 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         if inner.is_known_as_removed() {
             inner.was_removed("its own copy of the catalog says so");
         } else if catalog.status().heard.is_some_and(|ago| ago < UNHEARD) {
-            asked = Instant::now();
-        } else if asked.elapsed() >= ASK_EVERY {
-            asked = Instant::now();
+            asked = None;
+        } else if asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY) {
+            asked = Some(Instant::now());
             inner.ask_whether_removed().await;
         }
         tokio::select! {

@@ -59,9 +59,9 @@ async fn keep(
     let group = replica.group();
     let (me, members) = (replica.member(), replica.members());
     let seen = inner.groups.catalog.read_stale(|catalog| wanted(catalog, group));
-    let is_same = seen.voters == members.voters && seen.copies.keys().eq(members.addresses.keys());
+    let is_same = seen.voters == members.voters && seen.copies == members.addresses;
     if is_same && !members.is_joint {
-        // Nobody comes or goes, which is how it mostly is.
+        // Nobody comes, goes or moves, which is how it mostly is.
         near.clear();
         return Ok(());
     }
@@ -84,9 +84,7 @@ async fn keep(
         }
         Step::SetMembers(voters) => {
             tracing::info!(%group, voters = ?shown(&voters), before = ?shown(&members.voters), "members change");
-            let is_learner = |member: &MemberId| !voters.contains(member);
-            let learners = newest.copies.into_iter().filter(|(member, _)| is_learner(member)).collect();
-            replica.set_members(voters, learners).await.map_err(told)
+            replica.set_members(voters, newest.copies).await.map_err(told)
         }
     }
 }

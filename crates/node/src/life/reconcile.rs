@@ -18,7 +18,7 @@ pub(crate) enum Step {
     AddLearner(MemberId),
     /// Lets another lead: this one is to lose its vote.
     HandOver(MemberId),
-    /// Makes these the voters, and the others that are wanted learners.
+    /// Makes these the voters, and the others that are wanted learners, each where it is now.
     SetMembers(BTreeSet<MemberId>),
 }
 
@@ -48,7 +48,9 @@ pub(crate) fn next_step(
     let next = next_voters(members, wanted, ready);
     let is_extra = |member: &MemberId| !next.contains(member) && !wanted.copies.contains_key(member);
     let has_extra = members.learners.iter().any(is_extra);
-    if next == members.voters && !members.is_joint && !has_extra {
+    let has_moved = |(member, address)| members.addresses.get(member).is_some_and(|known| known != address);
+    let has_moved = wanted.copies.iter().any(has_moved);
+    if next == members.voters && !members.is_joint && !has_extra && !has_moved {
         return Step::Nothing;
     }
     if !next.contains(&me) {
@@ -166,6 +168,29 @@ mod tests {
             ("or it waits", "1 2 3", "", "2 3", "1 2 3", "1", "nothing"),
         ] {
             assert_eq!(step("1", voters, learners, wanted, copies, ready), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_moved_is_known_at_its_new_address() {
+        let at = |addresses: &[(&str, &str)]| -> BTreeMap<MemberId, String> {
+            addresses.iter().map(|(who, address)| (member(who), (*address).to_owned())).collect()
+        };
+        let members = Members {
+            voters: set("1 2"),
+            learners: set("3"),
+            addresses: at(&[("1", "a"), ("2", "b"), ("3", "c")]),
+            committed: true,
+            ..Members::default()
+        };
+        for (what, copies, ready, expected) in [
+            ("nobody", [("1", "a"), ("2", "b"), ("3", "c")], "1 2 3", Step::Nothing),
+            ("a voter", [("1", "a"), ("2", "b2"), ("3", "c")], "1 2 3", Step::SetMembers(set("1 2"))),
+            ("a learner", [("1", "a"), ("2", "b"), ("3", "c2")], "1 2 3", Step::SetMembers(set("1 2"))),
+            ("too few would hear of it", [("1", "a"), ("2", "b2"), ("3", "c")], "1 3", Step::Nothing),
+        ] {
+            let wanted = Wanted { voters: set("1 2"), copies: at(&copies) };
+            assert_eq!(next_step(member("1"), &members, &wanted, &set(ready)), expected, "{what}");
         }
     }
 }

@@ -28,8 +28,8 @@ const BEHIND_MAX: u64 = 64;
 pub(crate) const MOVE_WAIT: Duration = Duration::from_secs(3);
 /// How long a stop takes to hand all leaderships over.
 const HAND_OVER_WAIT: Duration = Duration::from_secs(2);
-/// Between two looks at whether a group has a new leader; the change itself is waited for.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How long the one who shall lead may take before it is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(700);
 
 /// Whether a node must have been there for a while.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -161,24 +161,34 @@ fn has_log(replica: &dyn AnyReplica, member: MemberId) -> bool {
     replica.progress().get(&member).is_some_and(|index| index.saturating_add(BEHIND_MAX) >= last)
 }
 
-/// Hands over, and waits until another leads.
+/// Hands over, and waits until another leads. Asked again when the other does not take it: it may have been
+/// a moment behind.
 async fn hand_over(replica: &dyn AnyReplica, to: MemberId, patience: Duration) -> Result<(), Error> {
-    let me = replica.member();
     let until = Instant::now() + patience;
-    replica.transfer_to(to).await.map_err(told)?;
-    let moved = async {
-        let mut seen = replica.leader();
-        while seen.is_none_or(|(leader, _)| leader == me) {
-            let before = seen;
-            seen = replica.leader_changed(seen).await;
-            if seen == before {
-                // The engine has gone.
-                return;
-            }
-            if seen.is_none() {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
+    while Instant::now() < until {
+        match replica.transfer_to(to).await {
+            Ok(()) => {}
+            // Somebody else leads already.
+            Err(replica::Error::NotLeader { leader: Some(_) }) => return Ok(()),
+            Err(error) => return Err(told(error)),
         }
-    };
-    tokio::time::timeout_at(until, moved).await.map_err(|_| Error::Unavailable)
+        let again = until.min(Instant::now() + ASK_AGAIN);
+        if tokio::time::timeout_at(again, another_leads(replica)).await.is_ok() {
+            return Ok(());
+        }
+    }
+    Err(Error::Unavailable)
+}
+
+async fn another_leads(replica: &dyn AnyReplica) {
+    let me = replica.member();
+    let mut seen = replica.leader();
+    while seen.is_none_or(|(leader, _)| leader == me) {
+        let before = seen;
+        seen = replica.leader_changed(seen).await;
+        if seen == before {
+            // The engine has gone.
+            return;
+        }
+    }
 }

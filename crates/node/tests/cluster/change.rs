@@ -1,7 +1,7 @@
 //! Nodes come, go, lose their disks; votes and leaders follow.
 
 use model::{GroupId, NodeId};
-use node::Node;
+use node::{Health, Node};
 
 use crate::support::{World, address, enqueue, eventually, groups, has_task, is_voted_by, members};
 
@@ -58,7 +58,12 @@ async fn a_fourth_node_joins_one_leaves_and_the_votes_follow() {
     enqueue(&fourth, "mail").await;
     eventually("the catalog knows it no more", || first.join_hint().cluster.len() == 3).await;
     eventually("and it knows that itself", || second.is_removed()).await;
-    assert!(second.ready().is_err() && !first.is_removed());
+    assert!(!first.is_removed());
+    let why = second.ready().unwrap_err();
+    assert!(why.contains("was removed from the cluster: stop it"), "{why}");
+    let seen = second.cluster();
+    assert_eq!((seen.status, seen.reasons[0].code), (Health::Unavailable, "removed"));
+    assert!(seen.nodes.iter().all(|node| node.id != NodeId(2)), "{seen:?}");
     // With an empty disk it may come again, as somebody else.
     drop(second);
     world.kill(2);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use model::{Millis, StateKind};
+use model::{Millis, QueuePolicy, ShardId, Spread, StateKind};
 use node::call::{AckCall, Freshness, TaskSpec};
 
 use crate::support::{Cluster, SHARDS, ack, claim, enqueue, eventually, queue, task, task_in};
@@ -130,6 +130,27 @@ async fn a_queue_that_is_paused_at_one_node_is_paused_at_all() {
     eventually("it waits", || async { cluster.node(3).waiting_claims() == 1 }).await;
     cluster.node(1).resume(&queue("mail")).await.unwrap();
     assert_eq!(waiting.await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_that_was_pinned_at_one_node_takes_tasks_in_its_shard_only() {
+    let cluster = Cluster::start().await;
+    for n in 0..5 {
+        let name = format!("pinned-{n}");
+        let pin = |policy: &QueuePolicy| Ok(QueuePolicy { spread: Spread::Pinned, ..policy.clone() });
+        let at = |node: u64| cluster.node(node % 3 + 1);
+        at(n).set_queue(&queue(&name), pin).await.unwrap();
+        for node in [n, n + 1, n + 2] {
+            // A node that has not heard of it yet is told by the shard, and knows then.
+            let id = loop {
+                match at(node).enqueue(vec![task(&name)], false).await.unwrap().value.remove(0) {
+                    Ok(enqueued) => break enqueued.id,
+                    Err(error) => assert_eq!((error.code(), node != n), ("unavailable", true), "{error}"),
+                }
+            };
+            assert_eq!(id.shard(), ShardId::of_queue(&queue(&name), SHARDS));
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -58,7 +58,7 @@ async fn install_whole<M: Codec>(shared: &Arc<Shared<M>>, received: Received<M>)
         *shared.checkpointed.lock() = checkpointed;
         before
     };
-    shared.stamper.applied(stamps);
+    shared.stamper.applied(applied.map_or(0, |id| id.committed_leader_id().term), stamps);
     shared.due_moved.notify_one();
     let skipped = applied.map_or(0, |id| id.index).saturating_sub(before.applied.map_or(0, |id| id.index));
     // A large machine takes its time to go.

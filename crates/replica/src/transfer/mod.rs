@@ -20,7 +20,7 @@ use storage::{Disk, GroupLog, TRANSFER_DIR};
 use tokio::sync::oneshot;
 
 pub(crate) use install::install;
-pub(crate) use send::{Spool, send};
+pub(crate) use send::{Spool, begun, send};
 pub(crate) use take::{Incoming, take};
 
 use crate::log_store::storage_id;

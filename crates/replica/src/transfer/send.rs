@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use openraft::SnapshotMeta;
+use openraft::alias::SnapshotMetaOf;
 use openraft::errors::StreamingError;
 use openraft::raft::SnapshotResponse;
 use prost::Message;
@@ -21,7 +23,10 @@ use crate::offload::Offload;
 use crate::peers::Unreached;
 use crate::shared::Shared;
 use crate::tables;
-use crate::type_config::{LogId, Types, Vote, vote_from_message, vote_to_message};
+use crate::type_config::{
+    LogId, Membership, StoredMembership, Types, Vote, log_id_from_message, membership_from_message,
+    vote_from_message, vote_to_message,
+};
 
 /// How often a receiver may ask for the same file from its beginning: each time what it had was damaged.
 const RESTARTS_MAX: u32 = 3;
@@ -54,17 +59,19 @@ impl Spool {
     }
 }
 
-/// Sends this node's checkpoint; `known` is what the engine believes to send, and no newer.
+/// Sends this node's checkpoint, which ends at `known` or later: up to there the engine counts the log as the
+/// receiver's after it.
 pub(crate) async fn send<M: Codec>(
     way: &Way<M>,
     vote: Vote,
     known: Option<LogId>,
 ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
     let shared = &way.shared;
+    let known = known.map_or(0, |id| id.index);
     // The engine goes on with the log after what it believes to have sent.
-    let _hold = shared.holds.hold(known.map_or(0, |id| id.index));
+    let _hold = shared.holds.hold(known);
     let offload = Offload::new(&*shared.executor, shared.log.clone());
-    let spool = match spool(shared, &offload).await {
+    let spool = match spool(shared, known, &offload).await {
         Ok(spool) => spool,
         Err(error) => {
             sleep(RETRY).await;
@@ -78,12 +85,40 @@ pub(crate) async fn send<M: Codec>(
     sent
 }
 
-/// The file that is there, while the log still goes on after it, or a new one.
-async fn spool<M: Codec>(shared: &Arc<Shared<M>>, offload: &Offload) -> storage::Result<Arc<Spool>> {
+/// What the engine is told to send: the file that is on its way already, so that a transfer which broke goes on
+/// although there are newer checkpoints by now. Nothing if there is none that the log goes on after.
+pub(crate) fn begun<M: Codec>(shared: &Shared<M>) -> Option<SnapshotMetaOf<Types>> {
+    // While one is being made there is none.
+    let slot = shared.spool.try_lock().ok()?;
+    let (spool, _) = slot.as_ref().filter(|(spool, _)| goes_on_after(shared, spool))?;
+    let members = match &spool.head.membership {
+        Some(message) => membership_from_message(message)?,
+        None => Membership::default(),
+    };
+    let membership_at = spool.head.membership_at.map(log_id_from_message);
+    Some(SnapshotMeta {
+        last_log_id: spool.head.applied.map(log_id_from_message),
+        last_membership: StoredMembership::new(membership_at, members),
+    })
+}
+
+/// Whether the log has all that comes after a file.
+fn goes_on_after<M: Codec>(shared: &Shared<M>, spool: &Spool) -> bool {
+    spool.last() >= shared.log.state().purged.map_or(0, |id| id.index)
+}
+
+/// The file that is there, or a new one. It must reach at least as far as what the engine was told (`known`):
+/// with an older one it would count entries for the receiver's that it never got, and would send it only those
+/// after them, which do not fit.
+async fn spool<M: Codec>(
+    shared: &Arc<Shared<M>>,
+    known: u64,
+    offload: &Offload,
+) -> storage::Result<Arc<Spool>> {
     let mut slot = shared.spool.lock().await;
-    let purged = shared.log.state().purged.map_or(0, |id| id.index);
     if let Some((spool, used)) = &mut *slot
-        && spool.last() >= purged
+        && spool.last() >= known
+        && goes_on_after(shared, spool)
     {
         *used = Instant::now();
         return Ok(spool.clone());

@@ -221,6 +221,50 @@ async fn a_transfer_that_breaks_goes_on_where_it_was() {
     cluster.stop().await;
 }
 
+/// Of the log that is checkpointed, the last large entry stays, and what came after it.
+fn keeps_a_tail(member: MemberId) -> ReplicaConfig {
+    ReplicaConfig { keep_log_bytes: 64 * 1024, ..forgetful(member) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transfer_that_breaks_counts_for_no_more_than_it_brought_when_there_is_a_newer_checkpoint() {
+    let mut cluster = Cluster::new(3, keeps_a_tail).await;
+    let leader = cluster.leader().await;
+    let away = others(&cluster, leader)[0];
+    let rest = others(&cluster, away);
+    cluster.kill(away, 5);
+    for n in 0..4 {
+        cluster.propose(&fat_tasks(n * 200..(n + 1) * 200)).await;
+    }
+    for node in &rest {
+        cluster.replica(*node).checkpoint_now().await.unwrap();
+    }
+    let purged = || rest.iter().all(|node| cluster.replica(*node).status().purged > Some(1));
+    eventually("the log goes", purged, || cluster.statuses()).await;
+    let chunks = 800 * 4_000 / (256 * 1024);
+    *cluster.net.snapshots_max.lock() = Some(chunks / 2);
+    cluster.start(away).await;
+    let sent = || cluster.net.snapshots.load(Ordering::Relaxed);
+    eventually("it breaks", || sent() > chunks / 2 + 1, sent).await;
+    // Meanwhile the group goes on. The log still goes on after what is half sent.
+    for n in 800..820 {
+        cluster.propose_among(&rest, &tasks(n..n + 1)).await;
+    }
+    for node in &rest {
+        cluster.replica(*node).checkpoint_now().await.unwrap();
+    }
+    let before = sent();
+    *cluster.net.snapshots_max.lock() = None;
+    cluster.same_everywhere().await;
+    assert_eq!(count(&cluster, away), 820);
+    let after = sent() - before;
+    assert!(after < chunks, "{after} messages for the second half of {chunks}");
+    let leads = cluster.replica(cluster.leader().await);
+    let has_all = || leads.progress().get(&member(away)) == Some(&leads.applied());
+    eventually("it has caught up", has_all, || leads.progress()).await;
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_in_the_middle_of_a_transfer_leaves_the_old_state_or_the_new() {
     let mut cluster = Cluster::new(3, forgetful).await;
@@ -278,6 +322,15 @@ async fn members_come_and_go() {
     let members = leads.members();
     assert_eq!((&members.voters, members.is_joint), (&voters, false));
     assert_eq!(members.learners, BTreeSet::from([member(old)]));
+    cluster.same_everywhere().await;
+    // A voter and a learner move, and stay what they are.
+    let moved = BTreeMap::from([(member(old), "there".to_owned()), (member(4), "elsewhere".to_owned())]);
+    leads.set_members(&voters, &moved).await.unwrap();
+    let members = leads.members();
+    assert_eq!((&members.voters, &members.learners), (&voters, &BTreeSet::from([member(old)])));
+    assert_eq!((&*members.addresses[&member(old)], &*members.addresses[&member(4)]), ("there", "elsewhere"));
+    assert_eq!(members.addresses[&member(leader)], format!("node-{leader}"));
+    cluster.propose(&tasks(100..105)).await;
     cluster.same_everywhere().await;
     // Then it goes.
     leads.set_members(&voters, &BTreeMap::new()).await.unwrap();

@@ -7,8 +7,8 @@ use model::NodeId;
 use node::info::{ClockInfo, ClusterInfo, GroupLine, Health, NodeLine, PeerLine, ShardLine};
 use wire::http::Time;
 use wire::http::cluster::{
-    ClockReply, ClusterNodeReply, ClusterReply, ClusterStatusWord, GroupReply, HashReply, NodeReply, PeerReply,
-    ReplicaReply, ShardReply,
+    ClockReply, ClusterNodeReply, ClusterReply, ClusterStatusWord, GroupReply, HashReply, NodeReply,
+    PeerReply, ReplicaReply, ShardReply,
 };
 use wire::http::task::ReasonReply;
 use wire::http::worker::SlotsReply;

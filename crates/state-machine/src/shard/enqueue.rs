@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use model::command::UniqueUntil;
 use model::{
-    Enqueued, Event, Fence, KeyHash, NewTask, Position, QueueName, Rejection, Reply, Start, StateKind,
-    WallTime, limits,
+    Enqueued, Event, Fence, KeyHash, NewTask, Position, QueueName, Rejection, Reply, ShardId, Start,
+    StateKind, WallTime, limits,
 };
 
 use super::Shard;
@@ -105,6 +105,7 @@ impl Shard {
             return Err(Rejection::NotUnique { holder });
         }
         if limits == Limits::Count {
+            self.check_place(task, queue)?;
             self.check_room(task, ahead)?;
         }
         Ok(Verdict::New(scoped))
@@ -119,6 +120,13 @@ impl Shard {
             return Some((entry.digest, entry.task, state));
         }
         ahead.dedup.get(&key).map(|&(digest, holder)| (digest, holder, StateKind::Ready))
+    }
+
+    /// A pinned queue lives in one shard. Whoever places by older settings is told, not followed.
+    fn check_place(&self, task: &NewTask, queue: Option<&Queue>) -> Result<(), Rejection> {
+        let is_elsewhere =
+            queue.is_some_and(Queue::is_pinned) && ShardId::of_queue(&task.queue, self.shards) != self.id;
+        if is_elsewhere { Err(Rejection::Moved { queue: task.queue.clone() }) } else { Ok(()) }
     }
 
     fn check_room(&self, task: &NewTask, ahead: &Ahead) -> Result<(), Rejection> {

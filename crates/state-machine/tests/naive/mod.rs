@@ -356,6 +356,11 @@ impl Naive {
             return Err(Rejection::NotUnique { holder });
         }
         if let Limits::Count = limits {
+            if settings.policy.spread == Spread::Pinned
+                && ShardId::of_queue(&new.queue, self.shards) != self.id
+            {
+                return Err(Rejection::Moved { queue: new.queue.clone() });
+            }
             self.room(&new.queue, &settings, dedup.is_some())?;
         }
         self.use_queue(&new.queue).totals.enqueued += 1;

@@ -158,7 +158,7 @@ impl Script {
     fn rejection(&self, rejection: &Rejection) -> String {
         let facts = match rejection {
             Rejection::NotFound { .. } => String::new(),
-            Rejection::UnknownQueue { queue } => format!(" queue={queue}"),
+            Rejection::UnknownQueue { queue } | Rejection::Moved { queue } => format!(" queue={queue}"),
             Rejection::NotClaimed { state, .. }
             | Rejection::NotReady { state, .. }
             | Rejection::AlreadyEnded { state, .. }
