@@ -102,9 +102,12 @@ pub(crate) struct Inner {
 impl Inner {
     /// Where a node is reached by everybody who is no node.
     pub(crate) fn http_address(&self, node: NodeId) -> Option<String> {
-        let address =
-            self.groups.catalog.read_stale(|catalog| Some(catalog.node(node)?.addresses.http.clone()));
-        address.filter(|address| !address.is_empty())
+        // What it said itself is newer than what the catalog knows.
+        let told = self.statuses.last(node).map(|heard| heard.status.address.clone());
+        let known =
+            || self.groups.catalog.read_stale(|catalog| Some(catalog.node(node)?.addresses.http.clone()));
+        let is_known = |address: &String| !address.is_empty();
+        told.filter(is_known).or_else(known).filter(is_known)
     }
 
     /// Whether this node stops, or is about to.

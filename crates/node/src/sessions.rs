@@ -348,10 +348,7 @@ impl Inner {
         let mut answer = Answer { value: 0, indexes: Vec::new() };
         let is_first = self.sessions.begin_end(session, reason, self.now());
         self.sessions.changed.add(session.id, false);
-        if !is_first {
-            self.sessions.end(session, reason, 0, self.now());
-            return Ok(answer);
-        }
+        // One that was lost, or that somebody else is ending, may hold claims still.
         let holds =
             |shard: &ShardId| self.groups.look(*shard, |state| state.session_last(session.id)).is_some();
         let shards: Vec<ShardId> = self.groups.all().filter(holds).collect();
@@ -371,11 +368,13 @@ impl Inner {
             }
         }
         self.sessions.end(session, reason, answer.value, self.now());
-        if !is_loss(reason) {
-            let worker = &session.name;
-            tracing::info!(%worker, reason = reason.as_str(), tasks_freed = answer.value, "worker left");
+        if is_first {
+            if !is_loss(reason) {
+                let worker = &session.name;
+                tracing::info!(%worker, reason = reason.as_str(), tasks_freed = answer.value, "worker left");
+            }
+            self.tell_end(session);
         }
-        self.tell_end(session);
         failed.map_or(Ok(answer), Err)
     }
 

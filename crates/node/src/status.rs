@@ -241,12 +241,9 @@ impl Inner {
     /// What this node says of itself.
     pub(crate) fn own_status(&self, statuses: &[Status]) -> NodeStatus {
         let groups = statuses.iter().map(|status| (status.group, self.own_group(status)));
-        let http = |catalog: &state_machine::Catalog| {
-            catalog.node(self.node).map_or_else(String::new, |record| record.addresses.http.clone())
-        };
         NodeStatus {
             version: VERSION.to_owned(),
-            address: self.groups.catalog.read_stale(http),
+            address: self.life.addresses.http.clone(),
             disk_full: self.room.is_disk_full(),
             memory_full: self.room.is_memory_full(),
             memory_bytes: self.room.memory_bytes(),

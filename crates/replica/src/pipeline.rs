@@ -19,7 +19,7 @@ use openraft::raft::{AppendEntriesRequest, StreamAppendError, StreamAppendResult
 use prost::Message;
 use tokio::time::{Instant, Sleep, sleep};
 use wire::peer::PeerKind;
-use wire::raft::{Append, AppendAnswer, AppendEntry, Appended, encode};
+use wire::raft::{Append, AppendAnswer, AppendEntry, Appended, Matched, encode};
 
 use crate::codec::Codec;
 use crate::log_store::stored;
@@ -34,6 +34,9 @@ use crate::type_config::{
 const IN_FLIGHT_MAX: usize = 16;
 /// Bytes of them; one that is larger goes alone.
 const IN_FLIGHT_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// How often the word that something was committed lets others go first, without entries to go with. Under load
+/// the next entries come at once and bring it along; a quiet group loses a few microseconds.
+const COMMIT_YIELDS: u32 = 8;
 /// How long the oldest answer may take. The engine keeps the log for whom it sends to: a member whose disk
 /// hangs must not make it grow without end.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -47,6 +50,10 @@ pub(crate) struct Pipeline<M: Codec, S> {
     told: Arc<Told>,
     /// Gone when it has ended.
     input: Option<S>,
+    /// The end of what was sent here.
+    last: Option<LogId>,
+    /// A request that brings nothing but a commit, and how often it still lets others go first.
+    held: Option<(AppendEntriesRequest<Types>, u32)>,
     /// What the link has not taken yet.
     sending: Option<(BoxFuture<'static, Result<PeerAnswer, Unreached>>, Sent)>,
     waiting: VecDeque<(PeerAnswer, Sent)>,
@@ -73,6 +80,8 @@ where
             to,
             told,
             input: Some(input),
+            last: None,
+            held: None,
             sending: None,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -100,13 +109,57 @@ where
             if !self.has_room() {
                 return Ok(());
             }
-            let Some(input) = &mut self.input else { return Ok(()) };
-            match input.poll_next_unpin(context) {
-                Poll::Pending => return Ok(()),
-                Poll::Ready(None) => self.input = None,
-                Poll::Ready(Some(request)) => self.send(&request),
+            let next = match &mut self.input {
+                Some(input) => input.poll_next_unpin(context),
+                None => Poll::Ready(None),
+            };
+            match next {
+                Poll::Ready(Some(request)) => {
+                    self.let_go_of_held();
+                    if self.is_commit_alone(&request) {
+                        self.held = Some((request, COMMIT_YIELDS));
+                    } else {
+                        self.send(&request);
+                    }
+                }
+                Poll::Pending => match &mut self.held {
+                    None => return Ok(()),
+                    Some((_, yields @ 1..)) => {
+                        *yields -= 1;
+                        context.waker().wake_by_ref();
+                        return Ok(());
+                    }
+                    Some(_) => self.send_held(),
+                },
+                Poll::Ready(None) => {
+                    self.input = None;
+                    if self.held.is_none() {
+                        return Ok(());
+                    }
+                    self.send_held();
+                }
             }
         }
+    }
+
+    /// Whether a request brings nothing but the word that what was sent here before is committed.
+    fn is_commit_alone(&self, request: &AppendEntriesRequest<Types>) -> bool {
+        request.entries.is_empty() && self.last.is_some() && request.prev_log_id == self.last
+    }
+
+    fn send_held(&mut self) {
+        let (request, _) = self.held.take().expect("there is one");
+        self.send(&request);
+    }
+
+    /// The next request says what the held one would have said, and more. The held one is answered in its turn:
+    /// by then all that came before it is, so the member has what it asks for.
+    fn let_go_of_held(&mut self) {
+        let Some((request, _)) = self.held.take() else { return };
+        let matched = Appended::Matched(Matched { last: request.prev_log_id.map(log_id_to_message) });
+        let answer = encode(&AppendAnswer { outcome: Some(matched) });
+        let answer: PeerAnswer = Box::pin(std::future::ready(Ok(answer)));
+        self.waiting.push_back((answer, Sent { bytes: 0, last: request.prev_log_id }));
     }
 
     fn send(&mut self, request: &AppendEntriesRequest<Types>) {
@@ -119,6 +172,7 @@ where
         let elapsed = self.shared.stamper.counted(request.vote.leader_id.term);
         let body = body(request, elapsed);
         let last = request.entries.last().map(|entry| entry.log_id).or(request.prev_log_id);
+        self.last = last;
         let sent = Sent { bytes: body.len(), last };
         let taking = self.shared.peers.send(self.to, self.shared.group, PeerKind::Append, body, pace);
         self.sending = Some((taking, sent));

@@ -26,9 +26,10 @@ use crate::machine_store::MachineStore;
 use crate::shared::Shared;
 use crate::type_config::{EntryBytes, OnDone, Types};
 
-/// Entries that may be on their way to the disk at once. More would make entries smaller, not faster:
-/// the writer takes all that has come while it synced.
-pub(crate) const ENTRIES_IN_FLIGHT_MAX: usize = 1;
+/// Entries that may be on their way to the disk at once, alone. More would make entries smaller, not faster:
+/// the writer takes all that has come while it synced. With others it is one: an entry costs every member its
+/// messages and a sync, so fewer and larger ones are faster than a second one under way.
+pub(crate) const ENTRIES_IN_FLIGHT_MAX: usize = 2;
 /// Bytes of an entry that a single large command may make: a whole request, and what encoding adds. An
 /// entry that the log refused would end the group.
 const ENTRY_BYTES_LIMIT: usize = REQUEST_BYTES_MAX + 8 * 1024 * 1024;
@@ -297,10 +298,11 @@ async fn make_entries<M: Codec>(
 ) {
     let room = Arc::new(Semaphore::new(ENTRIES_IN_FLIGHT_MAX));
     loop {
+        let share = if raft.voter_ids().nth(1).is_some() { ENTRIES_IN_FLIGHT_MAX } else { 1 } as u32;
         let permit = loop {
             tokio::select! {
                 biased;
-                permit = room.clone().acquire_owned() => break permit.expect("nobody closes this semaphore"),
+                permit = room.clone().acquire_many_owned(share) => break permit.expect("nobody closes this semaphore"),
                 // Entries that no quorum takes may stay for ever; what waits behind them need not.
                 () = sleep(LEADER_LOOK) => if let Some(error) = refusal(raft) { gatherer.refuse_waiting(&error) },
             }

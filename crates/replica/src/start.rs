@@ -26,7 +26,7 @@ use crate::tables;
 use crate::type_config::{Membership, StoredMembership, log_id_from_message, membership_from_message};
 
 /// Beats between members; an election begins when they stay out for a few of them.
-const HEARTBEAT_MS: u64 = 100;
+const HEARTBEAT_MS: u64 = 200;
 const ELECTION_MS_MIN: u64 = 400;
 const ELECTION_MS_MAX: u64 = 800;
 /// More entries than there are: the engine never lets go of the log by itself, `checkpoint` tells it to.

@@ -58,6 +58,16 @@ async fn commands_of_one_call_are_one_entry_and_are_answered_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_an_answer_finds_its_entry_applied() {
+    let node = start(&disk(), config()).await;
+    for n in 0..500 {
+        let applied = node.replica.propose(vec![enqueue(n, Start::Now)]).await.unwrap();
+        assert!(node.replica.applied() >= applied[0].index, "{n}");
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_larger_than_an_entry_becomes_several_and_keeps_its_order() {
     let node = start(&disk(), config()).await;
     let count = ENTRY_COMMANDS_MAX as u64 + 10;

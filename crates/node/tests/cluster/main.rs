@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a failure is a panic")]
 
+#[path = "../net/mod.rs"]
 mod net;
 mod support;
 

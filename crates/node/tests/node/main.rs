@@ -4,6 +4,9 @@
 
 mod lifecycle;
 mod look;
+#[path = "../net/mod.rs"]
+#[allow(dead_code, reason = "here nothing is cut")]
+mod net;
 mod queues;
 mod restart;
 mod room;

@@ -299,6 +299,26 @@ async fn a_worker_is_removed_although_its_remover_goes_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_removes_a_worker_finds_its_claims_free_also_the_second() {
+    let node = node().await;
+    for n in 0..20 {
+        let name = format!("queue-{n}");
+        enqueue(&node, task(&name)).await;
+        let session = register(&node, "w1").await;
+        assert_eq!(claim_in_session(&node, &name, "w1", session).await.len(), 1);
+        let remove = || async {
+            let removed = node.remove_worker(&worker("w1")).await;
+            (removed, depth(&node, &name, StateKind::Ready).await)
+        };
+        let ((first, after_first), (second, after_second)) = tokio::join!(remove(), remove());
+        let freed =
+            |removed: Result<node::call::Answer<u64>, Error>| removed.map_or(0, |answer| answer.value);
+        assert_eq!((after_first, after_second, freed(first) + freed(second)), (1, 1, 1), "{n}");
+    }
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_worker_that_asks_anyway_waits_its_wait() {
     let node = node().await;
     enqueue(&node, task("mail")).await;

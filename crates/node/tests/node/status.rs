@@ -1,36 +1,18 @@
 //! Three nodes tell each other how they are and what time it is.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::future::{BoxFuture, join_all};
+use futures::future::join_all;
 use model::command::Start;
 use model::{Millis, NodeId, WallTime};
 use node::call::{ClaimCall, TaskSpec};
 use node::info::{ClusterInfo, LinkWord, NodeState};
-use node::{Clock, Error, Health, MemDisk, Network, Node, NodeConfig, Stream, SystemClock, ThreadExecutor};
-use tokio::net::{TcpListener, TcpStream};
+use node::{Clock, Error, Health, MemDisk, Node, NodeConfig, SystemClock, ThreadExecutor};
 
+use crate::net::Net;
 use crate::support::*;
-
-/// Real sockets on this machine.
-struct Loopback(Arc<TcpListener>);
-
-impl Network for Loopback {
-    fn dial(&self, address: String) -> BoxFuture<'static, io::Result<Box<dyn Stream>>> {
-        Box::pin(async move { Ok(Box::new(TcpStream::connect(address).await?) as Box<dyn Stream>) })
-    }
-
-    fn accept(&self) -> BoxFuture<'static, io::Result<(Box<dyn Stream>, String)>> {
-        let listener = self.0.clone();
-        Box::pin(async move {
-            let (stream, from) = listener.accept().await?;
-            Ok((Box::new(stream) as Box<dyn Stream>, from.to_string()))
-        })
-    }
-}
 
 /// A clock on the wall that is wrong by so much.
 struct WrongClock {
@@ -55,21 +37,16 @@ async fn cluster(clocks_off_ms: &[i64]) -> Vec<Node> {
 }
 
 async fn cluster_of(configs: Vec<NodeConfig>, clocks_off_ms: &[i64]) -> Vec<Node> {
-    let mut listeners = Vec::new();
-    for _ in clocks_off_ms {
-        listeners.push(Arc::new(TcpListener::bind("127.0.0.1:0").await.unwrap()));
-    }
-    let numbered = (1..).map(NodeId).zip(&listeners);
+    let net = Net::default();
     let peers: BTreeMap<NodeId, String> =
-        numbered.map(|(node, listener)| (node, listener.local_addr().unwrap().to_string())).collect();
-    let each = peers.keys().zip(configs).zip(listeners).zip(clocks_off_ms);
-    let starts = each.map(|(((node, config), listener), off_ms)| {
+        (1..).take(configs.len()).map(|n| (NodeId(n), format!("node-{n}:7421"))).collect();
+    let starts = peers.iter().zip(configs).zip(clocks_off_ms).map(|(((node, address), config), off_ms)| {
         let config = NodeConfig {
             node: *node,
             peers: peers.clone(),
-            peer_address: peers[node].clone(),
+            peer_address: address.clone(),
             http_address: format!("10.0.0.{node}:7420"),
-            network: Some(Arc::new(Loopback(listener))),
+            network: Some(net.at(address)),
             ..config
         };
         let clock = WrongClock { right: SystemClock::new(), off_ms: *off_ms };

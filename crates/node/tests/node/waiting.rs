@@ -178,3 +178,14 @@ async fn a_stop_answers_those_who_wait() {
     let refused = node.enqueue(vec![task("mail")], false).await.unwrap_err();
     assert_eq!(refused.code(), "unavailable");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_finds_all_that_the_one_before_left() {
+    let node = node().await;
+    node.enqueue(vec![task("mail"); 300], false).await.unwrap();
+    for n in 0..300 {
+        assert_eq!(claim(&node, "mail", 1).await.len(), 1, "claim {n}");
+    }
+    assert!(claim(&node, "mail", 1).await.is_empty());
+    node.stop().await.unwrap();
+}

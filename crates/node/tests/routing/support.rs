@@ -12,7 +12,7 @@ use node::call::{AckCall, Claim, ClaimCall, TaskSpec};
 use node::{LogOptions, MemDisk, Node, NodeConfig, SystemClock, ThreadExecutor};
 use tokio::runtime::Runtime;
 
-use crate::hub::Hub;
+use crate::net::Net;
 
 /// How long a condition may take to come true on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ fn address(n: u64) -> String {
     format!("node-{n}")
 }
 
-fn config(hub: &Hub, n: u64) -> NodeConfig {
+fn config(net: &Net, n: u64) -> NodeConfig {
     // A killed node's threads may still try to write.
     let log =
         LogOptions { segment_bytes: 4 * 1024 * 1024, on_fatal: Arc::new(|_| {}), ..LogOptions::default() };
@@ -51,7 +51,7 @@ fn config(hub: &Hub, n: u64) -> NodeConfig {
         disk_reserve_bytes: 0,
         log,
         peers: (1..=3).map(|n| (NodeId(n), address(n))).collect(),
-        network: Some(Arc::new(hub.port(&address(n)))),
+        network: Some(net.at(&address(n))),
         peer_address: address(n),
         http_address: format!("http://{}", address(n)),
         ..NodeConfig::new(Arc::new(MemDisk::new()))
@@ -61,11 +61,11 @@ fn config(hub: &Hub, n: u64) -> NodeConfig {
 impl Cluster {
     /// Starts all, and waits until every shard has a leader that all know.
     pub(crate) async fn start() -> Cluster {
-        let hub = Hub::default();
+        let net = Net::default();
         let start = |n| {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
             let runtime = runtime.unwrap();
-            let start = Node::start(config(&hub, n), Arc::new(SystemClock::new()), Arc::new(ThreadExecutor));
+            let start = Node::start(config(&net, n), Arc::new(SystemClock::new()), Arc::new(ThreadExecutor));
             let node = runtime.spawn(start);
             (NodeId(n), runtime, node)
         };
