@@ -216,7 +216,9 @@ impl Client {
                         }
                         failure = Some(why);
                     }
-                    Try::Unknown(why) if call.repeat == Repeat::Safe => failure = Some(why),
+                    Try::Unknown(why) if call.repeat == Repeat::Safe && Instant::now() < deadline => {
+                        failure = Some(why)
+                    }
                     Try::Unknown(why) | Try::No(why) => return Err(why.into()),
                 }
                 self.pass(at);
@@ -263,6 +265,10 @@ impl Client {
         };
         match answer {
             Ok(Ok(answer)) if answer.status() == StatusCode::SERVICE_UNAVAILABLE => refused(answer).await,
+            // It heard from no leader in time; another server may.
+            Ok(Ok(answer)) if answer.status() == StatusCode::GATEWAY_TIMEOUT => {
+                Try::Unknown(told_problem(answer).await)
+            }
             Ok(Ok(answer)) => Try::Answer(answer),
             Ok(Err(e)) if e.is_connect() => {
                 let message = format!("cannot reach {base}: {}: is a server running there?", root_cause(&e));
@@ -308,10 +314,14 @@ pub(crate) struct Silence {
 
 /// What a 503 means: asking again makes sense, unless it is this request that is too much.
 async fn refused(answer: Response<Incoming>) -> Try {
+    let failure = told_problem(answer).await;
+    if failure.is("memory_full") { Try::No(failure) } else { Try::NotNow(failure) }
+}
+
+async fn told_problem(answer: Response<Incoming>) -> Failure {
     let status = answer.status();
     let body = Limited::new(answer.into_body(), PROBLEM_BYTES_MAX).collect().await;
-    let failure = problem(status, &body.map(|body| body.to_bytes()).unwrap_or_default());
-    if failure.is("memory_full") { Try::No(failure) } else { Try::NotNow(failure) }
+    problem(status, &body.map(|body| body.to_bytes()).unwrap_or_default())
 }
 
 fn too_long(after: Duration) -> Failure {
@@ -426,6 +436,39 @@ mod tests {
             ("http://", false),
         ] {
             assert_eq!(parse_server(text).is_ok(), good, "{text:?}");
+        }
+    }
+
+    /// A server that answers every request with these bytes.
+    async fn answering(reply: &'static str) -> String {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 4096]).await;
+                let _ = stream.write_all(reply.as_bytes()).await;
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn a_server_that_knows_no_outcome_is_followed_by_the_next_where_that_is_safe() {
+        let unknown = "HTTP/1.1 504 Gateway Timeout\r\nconnection: close\r\ncontent-length: 18\r\n\r\n\
+                       {\"code\":\"timeout\"}";
+        let good = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";
+        let (first, second) = (answering(unknown).await, answering(good).await);
+        for (servers, repeat, exit) in [
+            (format!("{first},{second}"), Repeat::Safe, None),
+            (format!("{first},{second}"), Repeat::Unsafe, Some(Exit::Timeout)),
+            (first.clone(), Repeat::Safe, Some(Exit::Timeout)),
+        ] {
+            let client = Client::new(&servers, Duration::from_secs(10)).unwrap();
+            let told = client.call(Call::post("/", &Value::Null, repeat)).await;
+            let told = told.err().map(|e| e.downcast::<Failure>().unwrap());
+            assert_eq!(told.as_ref().map(|failure| failure.exit), exit, "{servers} {repeat:?}");
+            assert!(told.is_none_or(|failure| failure.is("timeout")), "{servers} {repeat:?}");
         }
     }
 

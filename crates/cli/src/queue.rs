@@ -197,7 +197,9 @@ async fn purge(client: &Client, output: Output, queue: &str, dry_run: bool, yes:
             .say(&Json::from(json!({"matched": waiting})), &format!("would purge about {waiting} tasks"));
     }
     confirm(yes, &format!("purge about {waiting} tasks of queue {queue}"))?;
-    let answer = client.call(Call::post(format!("{}/purge", path(queue)), &json!({}), Repeat::Safe)).await?;
+    // A second one would take what came after the first.
+    let call = Call::post(format!("{}/purge", path(queue)), &json!({}), Repeat::Unsafe);
+    let answer = client.call(call).await?;
     output.say(&answer, &format!("queue {queue} purged of about {waiting} tasks"))
 }
 

@@ -83,12 +83,17 @@ impl Act {
         matches!(self, Act::Cancel | Act::Discard)
     }
 
+    /// A task that is cancelled stays so; what else was done may have been followed by an attempt of its own.
+    fn repeat(self) -> Repeat {
+        if self == Act::Cancel { Repeat::Safe } else { Repeat::Unsafe }
+    }
+
     fn call(self, id: &str, reason: Option<&str>) -> Call {
         let id = escaped(id);
         match (self, reason) {
             (Act::Cancel, None) => Call::delete(format!("/v1/tasks/{id}")),
             (Act::Cancel, Some(reason)) => Call::delete(format!("/v1/tasks/{id}?reason={}", escaped(reason))),
-            (act, _) => Call::post(format!("/v1/tasks/{id}/{}", act.verb()), &json!({}), Repeat::Safe),
+            (act, _) => Call::post(format!("/v1/tasks/{id}/{}", act.verb()), &json!({}), act.repeat()),
         }
     }
 }
@@ -180,10 +185,11 @@ enum Mode {
 /// The server looks at so many tasks per request; this goes on until it has seen all.
 async fn steps(client: &Client, act: Act, mut body: Map<String, Value>, mode: Mode) -> Result<(u64, u64)> {
     body.insert("dry_run".into(), (mode == Mode::DryRun).into());
+    let repeat = if mode == Mode::DryRun { Repeat::Safe } else { act.repeat() };
     let bar = progress(None);
     let (mut matched, mut changed) = (0, 0);
     loop {
-        let call = Call::post(format!("/v1/tasks:{}", act.verb()), &body, Repeat::Safe);
+        let call = Call::post(format!("/v1/tasks:{}", act.verb()), &body, repeat);
         let answer = client.call(call).await?;
         matched += answer.number("matched");
         changed += answer.number("changed");

@@ -108,8 +108,10 @@ impl Running {
         }
     }
 
-    /// Stops accepting, finishes what runs, writes what is left to the disk.
+    /// Hands leaderships over, so that nobody waits for this node any more; then stops accepting, finishes what
+    /// runs, and writes what is left to the disk.
     pub(crate) async fn stop(self) -> Result<()> {
+        self.node.hand_over().await;
         self.server.stop().await;
         self.node.stop().await.context("the node did not stop in order")
     }

@@ -152,7 +152,7 @@ pub(crate) async fn run(args: Work) -> Result<()> {
         let worker = worker.clone();
         stdin_end::then(move || worker.advance(Phase::Stopping));
     }
-    session::register(&worker).await?;
+    session::register(&worker, None).await?;
     let beats = tokio::spawn(session::keep(worker.clone()));
 
     let tasks = TaskTracker::new();

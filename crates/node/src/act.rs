@@ -10,6 +10,7 @@ use model::{Command, Fence, Rejection, Reply, Settled, ShardId, StateKind, TaskI
 use crate::call::{Acted, Action, Answer, Freshness, TaskFilter};
 use crate::error::Error;
 use crate::inner::{Inner, Node};
+use crate::route::sum_of;
 use crate::stats::Operation;
 
 impl Action {
@@ -113,10 +114,9 @@ impl Inner {
             }
         }
         let proposals = sheets.into_iter().map(|(shard, commands)| self.groups.propose(shard, commands));
-        let mut changed = 0;
-        for applied in futures::future::join_all(proposals).await {
-            changed += applied?.iter().filter(|applied| applied.outcome.is_ok()).count() as u64;
-        }
-        Ok(changed)
+        let applied = futures::future::join_all(proposals).await.into_iter();
+        let changed = applied
+            .map(|applied| Ok(applied?.iter().filter(|applied| applied.outcome.is_ok()).count() as u64));
+        sum_of(changed.collect())
     }
 }

@@ -79,6 +79,11 @@ fn not_leader<M: Routed>(replica: &Replica<M>) -> Refusal {
     Refusal::NotLeader { leader: replica.leader().map(|(leader, _)| leader.node().0) }
 }
 
+/// The answer to commands that were not even looked at. Nothing happened, which a refusal of the link does not say.
+pub(crate) fn refusal_bytes(refusal: &Refusal) -> Bytes {
+    refused(refusal, 0).encode_to_vec().into()
+}
+
 fn refused(refusal: &Refusal, applied: u64) -> ProposeAnswer {
     ProposeAnswer::new(Vec::new(), Some(refusal), applied)
 }

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use replica::AppendSink;
 use tokio_util::task::TaskTracker;
 use wire::peer::PeerKind;
+use wire::reply::Refusal;
 
 use crate::any_replica::AnyReplica;
 use crate::held_clock::HeldClock;
@@ -152,7 +153,13 @@ impl Handler for Front {
             }
             _ => {}
         }
-        let Some(inner) = inner else { return reply.send(Err(not_open(group))) };
+        let inner = match inner {
+            Some(inner) => inner,
+            None if kind == PeerKind::Propose => {
+                return reply.send(Ok(forward::refusal_bytes(&Refusal::Unavailable)));
+            }
+            None => return reply.send(Err(not_open(group))),
+        };
         match kind {
             PeerKind::Propose => {
                 self.spawn(reply, async move { forward::serve_propose(&inner, group, body).await });

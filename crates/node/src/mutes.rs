@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 /// How long a pair is left alone after the first question in vain, and at most.
 const TIME_MIN: Duration = Duration::from_millis(1);
 const TIME_MAX: Duration = Duration::from_millis(32);
-/// Pairs that are remembered; when there are more, all begin anew.
+/// Pairs that are remembered; when there are more, those whose time is over begin anew.
 const PAIRS_MAX: usize = 10_000;
 
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Mutes {
     ) -> Option<(u64, Duration)> {
         let mut inner = self.inner.lock();
         if inner.pairs.len() >= PAIRS_MAX {
-            inner.pairs.clear();
+            inner.pairs.retain(|_, mute| mute.number.is_some());
         }
         inner.last += 1;
         let number = inner.last;
@@ -91,20 +91,21 @@ impl Mutes {
 
     /// A question brought something: the next one in vain is the first.
     pub(crate) fn paid_off(&self, shard: ShardId, queue: &QueueName) {
-        self.retain(|(of, name)| (*of, name) != (shard, queue));
-    }
-
-    /// The shard has another leader, who may answer otherwise.
-    pub(crate) fn clear(&self, shard: ShardId) {
-        self.retain(|(of, _)| *of != shard);
-    }
-
-    fn retain(&self, keep: impl Fn(&(ShardId, QueueName)) -> bool) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
         let mut inner = self.inner.lock();
-        inner.pairs.retain(|pair, _| keep(pair));
+        inner.pairs.remove(&(shard, queue.clone()));
+        self.count.store(inner.pairs.len(), Ordering::Release);
+    }
+
+    /// The shard has another leader, who may answer otherwise.
+    pub(crate) fn clear(&self, shard: ShardId) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut inner = self.inner.lock();
+        inner.pairs.retain(|(of, _), _| *of != shard);
         self.count.store(inner.pairs.len(), Ordering::Release);
     }
 }
@@ -112,6 +113,20 @@ impl Mutes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_muted_stays_so_when_there_are_too_many() {
+        let shard = ShardId::new(1).unwrap();
+        let queue = |n: usize| QueueName::new(&format!("q{n}")).unwrap();
+        let mutes = Mutes::default();
+        mutes.mute(shard, &queue(0), Duration::ZERO).unwrap();
+        for n in 1..=PAIRS_MAX {
+            let (number, _) = mutes.mute(shard, &queue(n), Duration::ZERO).unwrap();
+            mutes.end(shard, &queue(n), number);
+        }
+        assert!(mutes.is_muted(shard, &queue(0)));
+        assert_eq!(mutes.count.load(Ordering::Acquire), 2);
+    }
 
     #[test]
     fn a_mute_grows_until_a_question_pays_off_and_ends_with_its_time_or_with_the_leader() {

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::events::NodeEvent;
 use crate::inner::{Inner, Node};
 use crate::rates;
+use crate::route::sum_of;
 
 /// Tries when others set the same queue at the same time; each round one of them is through.
 const SET_TRIES: usize = 100;
@@ -68,8 +69,8 @@ impl Node {
             settings.policy = merge(&settings.policy)?;
             Ok(())
         };
-        self.inner.change(queue, change).await?;
-        self.queue(queue, Freshness::Linearizable).await
+        let set = self.inner.change(queue, change).await?;
+        self.inner.changed(queue, set).await
     }
 
     /// Lets claims pass a queue by.
@@ -88,8 +89,8 @@ impl Node {
             settings.paused = paused == Paused::Yes;
             Ok(())
         };
-        self.inner.change(queue, change).await?;
-        self.queue(queue, Freshness::Linearizable).await
+        let set = self.inner.change(queue, change).await?;
+        self.inner.changed(queue, set).await
     }
 
     /// Deletes a queue that has no live and no dead tasks.
@@ -129,7 +130,7 @@ impl Node {
             }
         };
         let counts = futures::future::join_all(inner.groups.all().map(purge)).await;
-        counts.into_iter().sum()
+        sum_of(counts)
     }
 }
 
@@ -192,12 +193,19 @@ impl Inner {
         Ok(())
     }
 
+    /// A queue whose settings were changed. What was done must not be called not done because a shard cannot be
+    /// asked: what it holds is as it is known here.
+    async fn changed(&self, queue: &QueueName, set: QueueSettings) -> Result<QueueInfo, Error> {
+        let views = self.views(queue, Freshness::Stale).await?;
+        Ok(self.queue_info(queue.clone(), Some(set), &views))
+    }
+
     /// Changes a queue's settings in the catalog, then in the shards.
     async fn change(
         self: &Arc<Inner>,
         queue: &QueueName,
         change: impl Fn(&mut QueueSettings) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    ) -> Result<QueueSettings, Error> {
         let mut tries = 0;
         let settings = loop {
             let known = self.groups.read_catalog(|catalog| catalog.queue(queue).cloned()).await?;
@@ -220,9 +228,9 @@ impl Inner {
             }
         };
         self.take_settings();
-        self.tell_shards(&Command::SetQueue { queue: queue.clone(), settings }).await;
+        self.tell_shards(&Command::SetQueue { queue: queue.clone(), settings: settings.clone() }).await;
         self.tell_queue("queue_changed", queue);
-        Ok(())
+        Ok(settings)
     }
 
     /// Tells all shards; those that cannot be reached, later.

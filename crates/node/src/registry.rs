@@ -22,7 +22,7 @@ pub(crate) const LOST_LISTED: Millis = Millis::mins(10);
 /// Ends that are remembered, and so lost workers that are listed; the oldest are forgotten first.
 pub(crate) const ENDED_MAX: usize = limits::SESSIONS_MAX / 10;
 /// How long a worker waits to hear whether its session is over. A shard without a quorum leaves that open.
-const END_WAIT: Duration = Duration::from_millis(500);
+const END_WAIT: Duration = Duration::from_millis(250);
 
 /// All sessions that a node knows.
 #[derive(Default)]

@@ -28,6 +28,8 @@ use crate::repeat::Routed;
 
 /// How long a call waits for a leader before it says that there is none.
 pub(crate) const LEADER_WAIT: Duration = Duration::from_secs(2);
+/// How long a call that was begun waits for a leader, since it last reached one.
+const BEGUN_WAIT: Duration = Duration::from_secs(3);
 /// How long until a leader is asked again that said no; doubled up to the other.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(80);
@@ -128,16 +130,23 @@ fn next(refusal: &Refusal, at: Standing) -> Next {
             give_up(Error::MemoryFull { bytes, bytes_max })
         }
         Refusal::DiskFull if !at.is_touched => give_up(Error::DiskFull),
-        // What was begun is worth more patience than what was not.
         Refusal::Full
         | Refusal::MemoryFull { .. }
         | Refusal::DiskFull
         | Refusal::NotLeader { .. }
-        | Refusal::Unavailable => match at.is_in_time && (at.is_touched || at.is_patient) {
+        | Refusal::Unavailable => match at.is_in_time && at.is_patient {
             true => Next::AskAgain,
             false => give_up(Error::Unavailable),
         },
     }
+}
+
+/// The sum over several groups, each of which says how much it changed. Who hears that nothing was changed may
+/// believe it: when some changed something, or may have, nobody knows what all did.
+pub(crate) fn sum_of(changed: Vec<Result<u64, Error>>) -> Result<u64, Error> {
+    let is_touched = changed.iter().any(|some| matches!(some, Ok(1..) | Err(Error::Timeout)));
+    let sum: Result<u64, Error> = changed.into_iter().sum();
+    sum.map_err(|error| if is_touched { Error::Timeout } else { error })
 }
 
 pub(crate) fn full() -> Error {
@@ -203,7 +212,7 @@ impl Route {
         call: &Call,
     ) -> Result<Vec<Applied<M::Reply>>, Error> {
         let begin = Instant::now();
-        let (deadline, patience) = (begin + self.propose_timeout, begin + call.leader_wait);
+        let (deadline, mut patience) = (begin + self.propose_timeout, begin + call.leader_wait);
         let mut asking = Asking::new(replica);
         let (mut done, mut is_unknown) = (Vec::new(), false);
         let mut rest = &call.pieces[..];
@@ -220,6 +229,7 @@ impl Route {
                 }
             };
             rest = &rest[pieces_done(rest, some.len())..];
+            let has_progressed = !some.is_empty();
             done.extend(some);
             let refusal = match no {
                 None => return Ok(done),
@@ -228,6 +238,10 @@ impl Route {
                 Some(No::Refused(refusal)) => refusal,
             };
             let now = Instant::now();
+            if has_progressed || !matches!(refusal, Refusal::NotLeader { .. } | Refusal::Unavailable) {
+                // A leader was reached. What was begun is worth more patience than what was not.
+                patience = patience.max(now + BEGUN_WAIT);
+            }
             let at = Standing {
                 is_repeatable: call.is_repeatable,
                 is_touched: is_unknown || !done.is_empty(),
@@ -239,8 +253,7 @@ impl Route {
                 Next::Repeat => is_unknown = true,
                 Next::GiveUp(error) => return Err(error),
             }
-            let until = if is_unknown || !done.is_empty() { deadline } else { patience.min(deadline) };
-            asking.again(&refusal, asked, until).await;
+            asking.again(&refusal, asked, patience.min(deadline)).await;
         }
     }
 
@@ -481,13 +494,28 @@ mod tests {
             (Refusal::Unknown, "in_time repeatable touched", Next::Repeat),
             (Refusal::Unknown, "repeatable", give_up(Error::Timeout)),
             // Nothing of the rest did, but something before it, or in an earlier try.
-            (not_leader.clone(), "in_time touched", Next::AskAgain),
+            (not_leader.clone(), "patient in_time touched", Next::AskAgain),
+            (not_leader.clone(), "in_time touched", give_up(Error::Timeout)),
             (not_leader, "touched", give_up(Error::Timeout)),
             (Refusal::Unavailable, "touched repeatable", give_up(Error::Timeout)),
-            (Refusal::Full, "in_time touched", Next::AskAgain),
+            (Refusal::Full, "patient in_time touched", Next::AskAgain),
             (Refusal::TooLarge { bytes: 2, bytes_max: 1 }, "in_time touched", give_up(Error::Timeout)),
         ] {
             assert_eq!(next(&refusal, standing(at)), expected, "{refusal:?} {at}");
+        }
+    }
+
+    #[test]
+    fn a_sum_that_is_not_whole_is_unknown_when_something_may_have_changed() {
+        let (unavailable, timeout) = (|| Err(Error::Unavailable), || Err(Error::Timeout));
+        for (changed, expected) in [
+            (vec![], Ok(0)),
+            (vec![Ok(2), Ok(0), Ok(3)], Ok(5)),
+            (vec![unavailable(), Ok(0), Err(Error::DiskFull)], unavailable()),
+            (vec![unavailable(), Ok(1)], timeout()),
+            (vec![unavailable(), timeout()], timeout()),
+        ] {
+            assert_eq!(sum_of(changed.clone()), expected, "{changed:?}");
         }
     }
 

@@ -17,7 +17,7 @@ use crate::call::{WorkerFacts, WorkerState};
 /// A claim that a beat did not list is given back at the second such beat, but not sooner than this:
 /// the answer to the claim may still be on its way.
 const UNLISTED_FOR: Millis = Millis(500);
-/// A claim that a worker lists and that our copy does not have is called lost after this: our copy may lag.
+/// A claim that a worker lists and that our copy does not have is looked into after this: our copy may lag.
 const ABSENT_FOR: Millis = Millis::secs(5);
 
 /// What a worker is asked to do, and what its streams are told of.

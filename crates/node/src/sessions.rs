@@ -20,7 +20,7 @@ use state_machine::view::SessionClaim;
 use tokio::sync::watch;
 use wire::gossip::Edition;
 
-use crate::call::{Answer, BeatAnswer, WorkerFacts, WorkerState};
+use crate::call::{Answer, BeatAnswer, Freshness, WorkerFacts, WorkerState};
 use crate::error::Error;
 use crate::events::NodeEvent;
 use crate::inner::{Inner, Node};
@@ -31,6 +31,8 @@ use crate::{freeing, session_news};
 /// How long a broken stream may be replaced by another, here or elsewhere, before the session counts as
 /// closed: the new one may have been opened before the old one was seen to end.
 const REOPEN: Duration = Duration::from_millis(200);
+/// How long a beat waits to hear whether a claim is lost that the copy here does not have.
+const FRESH_WAIT: Duration = Duration::from_millis(250);
 
 impl Node {
     /// Takes a worker in, or goes on with the session that it names.
@@ -83,7 +85,8 @@ impl Node {
             tracing::info!(%worker, %task, %fence, "claim given back: its worker does not know of it");
             let _ = inner.returns.send(Return { task, fence });
         }
-        Ok(BeatAnswer { state: session.state(), cancel: inner.to_cancel(&session, &held, &listed, now) })
+        let cancel = inner.to_cancel(&session, &held, &listed, now).await;
+        Ok(BeatAnswer { state: session.state(), cancel })
     }
 
     /// Holds a session's stream. When what this returns is dropped, the session ends as closed, unless
@@ -256,7 +259,7 @@ impl Inner {
     }
 
     /// Which of its tasks a worker shall stop: those to be cancelled, and those that it lost.
-    fn to_cancel(
+    async fn to_cancel(
         &self,
         session: &Session,
         held: &[SessionClaim],
@@ -266,26 +269,43 @@ impl Inner {
         let asked = held.iter().filter(|claim| claim.cancel_requested);
         let mut cancel: Vec<(TaskId, Fence)> = asked.map(|claim| (claim.task, claim.fence)).collect();
         let held: HashSet<(TaskId, Fence)> = held.iter().map(|claim| (claim.task, claim.fence)).collect();
+        // A copy that lags does not have what was claimed a moment ago; the only copy has all.
+        let not_here = if self.has_other_nodes() { Fate::Absent } else { Fate::Lost };
         let mut absent = Vec::new();
         for &(task, fence) in listed.difference(&held) {
-            match self.fate(task, fence) {
+            match self.fate(task, fence, not_here) {
                 Fate::Lost => cancel.push((task, fence)),
                 Fate::Absent => absent.push((task, fence)),
                 Fate::Fine => {}
             }
         }
-        cancel.extend(session.absent(absent, now));
+        cancel.extend(self.surely_lost(session.absent(absent, now)).await);
         cancel.sort_unstable();
         cancel
     }
 
-    /// What became of a claim that its session does not hold any more.
-    fn fate(&self, task: TaskId, fence: Fence) -> Fate {
+    /// Which of these claims, not found for long, are lost by the word of their shards' leaders. A copy may lag for
+    /// longer; what nobody can tell now is asked again later.
+    async fn surely_lost(&self, absent: Vec<(TaskId, Fence)>) -> Vec<(TaskId, Fence)> {
+        let shards: HashSet<ShardId> = absent.iter().map(|(task, _)| task.shard()).collect();
+        let asked = shards.into_iter().map(|shard| async move {
+            let asked = self.groups.wait_for([shard], Freshness::Linearizable);
+            let is_fresh = matches!(tokio::time::timeout(FRESH_WAIT, asked).await, Ok(Ok(())));
+            is_fresh.then_some(shard)
+        });
+        let fresh: HashSet<ShardId> = futures::future::join_all(asked).await.into_iter().flatten().collect();
+        let is_lost = |&(task, fence): &(TaskId, Fence)| {
+            fresh.contains(&task.shard()) && self.fate(task, fence, Fate::Lost) == Fate::Lost
+        };
+        absent.into_iter().filter(is_lost).collect()
+    }
+
+    /// What became of a claim that its session does not hold any more; `not_here` when the copy here does not have
+    /// it.
+    fn fate(&self, task: TaskId, fence: Fence, not_here: Fate) -> Fate {
         if self.groups.known(task).is_err() {
             return Fate::Lost;
         }
-        // A copy that lags does not have what was claimed a moment ago; the only copy has all.
-        let not_here = if self.has_other_nodes() { Fate::Absent } else { Fate::Lost };
         match self.groups.look(task.shard(), |state| state.task(task)) {
             None => not_here,
             Some(view) if view.fence < fence => not_here,
@@ -303,8 +323,8 @@ impl Inner {
         }
     }
 
-    /// Ends a worker's sessions and lists the worker no more, also when the caller goes away. An error when
-    /// some claims are not freed yet: the leaders of their shards will.
+    /// Ends a worker's sessions and lists the worker no more, also when the caller goes away.
+    /// [`Error::Timeout`] when some claims are not freed yet: the leaders of their shards will.
     pub(crate) async fn part_with(
         self: &Arc<Inner>,
         worker: &WorkerName,
@@ -321,7 +341,8 @@ impl Inner {
         });
         let mut answer = Answer { value: 0, indexes: Vec::new() };
         for ended in ended.await {
-            let ended = ended?;
+            // The session is over already: whoever hears that nothing was changed would hear wrong.
+            let ended = ended.map_err(|_| Error::Timeout)?;
             answer.value += ended.value;
             answer.indexes.extend(ended.indexes);
         }
@@ -402,6 +423,7 @@ impl Inner {
 }
 
 /// What became of a claim that a worker lists and its session does not hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// It is over in a way that the worker cannot know of.
     Lost,

@@ -119,13 +119,21 @@ impl Node {
         Ok(Node { inner, _life: Arc::new([ends_tasks, ends_links]) })
     }
 
+    /// Hands all leaderships over, as the first step of a stop: what is asked here meanwhile is asked of others.
+    /// Once it was called, the node is about to stop, and a second call does nothing.
+    pub async fn hand_over(&self) {
+        let inner = &self.inner;
+        if !inner.is_going.swap(true, Ordering::Relaxed) {
+            inner.statuses.tell_soon();
+            inner.hand_all_over().await;
+        }
+    }
+
     /// Stops in order: leaderships are handed over, waiting claims answered, what was asked is finished, all is
     /// checkpointed.
     pub async fn stop(&self) -> Result<(), Error> {
+        self.hand_over().await;
         let inner = &self.inner;
-        inner.is_going.store(true, Ordering::Relaxed);
-        inner.statuses.tell_soon();
-        inner.hand_all_over().await;
         inner.stopping.cancel();
         inner.events.close();
         inner.tasks.close();

@@ -19,7 +19,7 @@ use openraft::raft::{AppendEntriesRequest, StreamAppendError, StreamAppendResult
 use prost::Message;
 use tokio::time::{Instant, Sleep, sleep};
 use wire::peer::PeerKind;
-use wire::raft::{Append, AppendAnswer, AppendEntry, Appended, Matched, encode};
+use wire::raft::{Append, AppendAnswer, AppendEntry, Appended, encode};
 
 use crate::codec::Codec;
 use crate::log_store::stored;
@@ -67,6 +67,8 @@ pub(crate) struct Pipeline<M: Codec, S> {
 struct Sent {
     bytes: usize,
     last: Option<LogId>,
+    /// The leader's term, and how far it had counted.
+    counted: (u64, Elapsed),
 }
 
 impl<M, S> Pipeline<M, S>
@@ -91,6 +93,11 @@ where
     }
 
     fn has_room(&self) -> bool {
+        // The engine takes an answer also for later requests that end at the same entry. While somebody waits for
+        // a read, which asks whether this member has spoken since, nothing may be on its way twice.
+        if self.shared.reads_waiting.load(Ordering::Relaxed) > 0 {
+            return self.waiting.is_empty();
+        }
         self.waiting.len() < IN_FLIGHT_MAX && self.waiting_bytes < IN_FLIGHT_BYTES_MAX
     }
 
@@ -115,7 +122,10 @@ where
             };
             match next {
                 Poll::Ready(Some(request)) => {
-                    self.let_go_of_held();
+                    // It says what the held one would have said, and more, and its answer stands for both. The
+                    // held one must not be answered here: to the engine an answer means that the member
+                    // spoke after the request was made, and reads rest on that.
+                    self.held = None;
                     if self.is_commit_alone(&request) {
                         self.held = Some((request, COMMIT_YIELDS));
                     } else {
@@ -152,16 +162,6 @@ where
         self.send(&request);
     }
 
-    /// The next request says what the held one would have said, and more. The held one is answered in its turn:
-    /// by then all that came before it is, so the member has what it asks for.
-    fn let_go_of_held(&mut self) {
-        let Some((request, _)) = self.held.take() else { return };
-        let matched = Appended::Matched(Matched { last: request.prev_log_id.map(log_id_to_message) });
-        let answer = encode(&AppendAnswer { outcome: Some(matched) });
-        let answer: PeerAnswer = Box::pin(std::future::ready(Ok(answer)));
-        self.waiting.push_back((answer, Sent { bytes: 0, last: request.prev_log_id }));
-    }
-
     fn send(&mut self, request: &AppendEntriesRequest<Types>) {
         let is_news = self.told.is_news(request.leader_commit.map(|id| id.index));
         let is_awaited = self.shared.reads_waiting.load(Ordering::Relaxed) > 0;
@@ -169,11 +169,12 @@ where
             true => Pace::Now,
             false => Pace::Lazy,
         };
-        let elapsed = self.shared.stamper.counted(request.vote.leader_id.term);
+        let term = request.vote.leader_id.term;
+        let elapsed = self.shared.stamper.counted(term);
         let body = body(request, elapsed);
         let last = request.entries.last().map(|entry| entry.log_id).or(request.prev_log_id);
         self.last = last;
-        let sent = Sent { bytes: body.len(), last };
+        let sent = Sent { bytes: body.len(), last, counted: (term, elapsed) };
         let taking = self.shared.peers.send(self.to, self.shared.group, PeerKind::Append, body, pace);
         self.sending = Some((taking, sent));
     }
@@ -218,11 +219,16 @@ where
             }
             return Poll::Pending;
         };
-        let (bytes, last) = (sent.bytes, sent.last);
+        let (bytes, last, (term, elapsed)) = (sent.bytes, sent.last, sent.counted);
         this.waiting.pop_front();
         this.waiting_bytes -= bytes;
         this.patience.as_mut().reset(Instant::now() + ANSWER_WAIT);
-        match understand(answered) {
+        let answer = understand(answered);
+        if matches!(answer, Ok(Ok(_))) {
+            // It followed this far: should this leader be the next one too, the count goes on from here.
+            this.shared.stamper.heard(term, elapsed);
+        }
+        match answer {
             // Not all of it: what follows does not fit.
             Ok(Ok(matched)) if matched < last => this.end(Ok(Ok(matched))),
             Ok(Ok(matched)) => Poll::Ready(Some(Ok(Ok(matched)))),

@@ -26,10 +26,12 @@ use crate::machine_store::MachineStore;
 use crate::shared::Shared;
 use crate::type_config::{EntryBytes, OnDone, Types};
 
-/// Entries that may be on their way to the disk at once, alone. More would make entries smaller, not faster:
-/// the writer takes all that has come while it synced. With others it is one: an entry costs every member its
-/// messages and a sync, so fewer and larger ones are faster than a second one under way.
+/// Entries that may be on their way to the disk at once. More would make entries smaller, not faster: the writer
+/// takes all that has come while it synced.
 pub(crate) const ENTRIES_IN_FLIGHT_MAX: usize = 2;
+/// With other members an entry of more calls than this goes alone: it costs every member its messages and a
+/// sync, so that fewer and larger ones are faster. Small ones, when little is asked, need not wait.
+const SMALL_CALLS_MAX: usize = 2;
 /// Bytes of an entry that a single large command may make: a whole request, and what encoding adds. An
 /// entry that the log refused would end the group.
 const ENTRY_BYTES_LIMIT: usize = REQUEST_BYTES_MAX + 8 * 1024 * 1024;
@@ -219,14 +221,26 @@ impl<R> Inbox<R> {
 }
 
 impl<R> Gatherer<R> {
-    /// All that waits, up to one entry; nothing when the inbox is closed and empty.
-    async fn gather(&mut self, stop: &mut watch::Receiver<bool>) -> Option<Vec<Part<R>>> {
-        let first = match self.carried.take() {
-            Some(part) => part,
-            None => self.first(stop).await?,
-        };
-        let (mut bytes, mut commands) = (first.bytes.len(), first.commands);
-        let mut parts = vec![first];
+    /// Waits until there is something. Whether there is: not when the inbox is closed and empty.
+    async fn any(&mut self, stop: &mut watch::Receiver<bool>) -> bool {
+        if self.carried.is_none() {
+            self.carried = self.first(stop).await;
+            // Whoever is about to ask as well comes along.
+            tokio::task::yield_now().await;
+        }
+        self.carried.is_some()
+    }
+
+    /// How many calls wait.
+    fn waiting(&self) -> usize {
+        usize::from(self.carried.is_some()) + self.queue.len()
+    }
+
+    /// All that waits, up to one entry.
+    fn gather(&mut self) -> Vec<Part<R>> {
+        let mut parts = Vec::from_iter(self.carried.take());
+        let mut bytes = parts.iter().map(|part| part.bytes.len()).sum::<usize>();
+        let mut commands = parts.iter().map(|part| part.commands).sum::<usize>();
         while let Ok(part) = self.queue.try_recv() {
             if commands + part.commands > ENTRY_COMMANDS_MAX || bytes + part.bytes.len() > ENTRY_BYTES_MAX {
                 self.carried = Some(part);
@@ -237,7 +251,7 @@ impl<R> Gatherer<R> {
             parts.push(part);
         }
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        Some(parts)
+        parts
     }
 
     async fn first(&mut self, stop: &mut watch::Receiver<bool>) -> Option<Part<R>> {
@@ -297,8 +311,9 @@ async fn make_entries<M: Codec>(
     mut stop: watch::Receiver<bool>,
 ) {
     let room = Arc::new(Semaphore::new(ENTRIES_IN_FLIGHT_MAX));
-    loop {
-        let share = if raft.voter_ids().nth(1).is_some() { ENTRIES_IN_FLIGHT_MAX } else { 1 } as u32;
+    while gatherer.any(&mut stop).await {
+        let is_small = gatherer.waiting() <= SMALL_CALLS_MAX;
+        let share = if is_small || is_alone(raft) { 1 } else { ENTRIES_IN_FLIGHT_MAX as u32 };
         let permit = loop {
             tokio::select! {
                 biased;
@@ -307,10 +322,17 @@ async fn make_entries<M: Codec>(
                 () = sleep(LEADER_LOOK) => if let Some(error) = refusal(raft) { gatherer.refuse_waiting(&error) },
             }
         };
-        let Some(parts) = gatherer.gather(&mut stop).await else { break };
-        propose(raft, &shared.stamper, parts, permit).await;
+        let parts = gatherer.gather();
+        if !parts.is_empty() {
+            propose(raft, &shared.stamper, parts, permit).await;
+        }
     }
     let _all = room.acquire_many(ENTRIES_IN_FLIGHT_MAX as u32).await;
+}
+
+/// Whether nobody else votes.
+fn is_alone<M: Codec>(raft: &Raft<M>) -> bool {
+    raft.voter_ids().nth(1).is_none()
 }
 
 /// Why nothing can become an entry now: another leads, or this one has lost its quorum.
@@ -320,7 +342,7 @@ fn refusal<M: Codec>(raft: &Raft<M>) -> Option<Error> {
         Err(forward) => return Some(not_leader(&forward)),
     };
     let silence = leader.last_quorum_acked()?.elapsed();
-    let is_lost = silence > QUORUM_SILENCE_MAX && raft.voter_ids().nth(1).is_some();
+    let is_lost = silence > QUORUM_SILENCE_MAX && !is_alone(raft);
     is_lost.then_some(Error::Unavailable)
 }
 

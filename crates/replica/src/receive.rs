@@ -207,8 +207,11 @@ impl<M: Codec> Replica<M> {
             tokio::spawn(run(self.inner.raft.clone(), line.clone(), first));
         }
         let shared = Arc::downgrade(&self.inner.shared);
+        let metrics = self.inner.raft.server_metrics();
         let heard = move |term, elapsed| {
-            if let Some(shared) = shared.upgrade() {
+            // One that was deposed may have counted on while nobody followed it.
+            let is_current = term >= metrics.borrow_watched().vote.leader_id.term;
+            if let Some(shared) = shared.upgrade().filter(|_| is_current) {
                 shared.hear();
                 shared.stamper.heard(term, elapsed);
             }

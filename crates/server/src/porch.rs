@@ -94,16 +94,19 @@ impl Porch {
 async fn run(listener: TcpListener, board: Arc<Board>, entered: CancellationToken) -> TcpListener {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
+        // One too many waits in the system's line until there is a place, or the whole server takes it.
+        let next = async {
+            let place = places.clone().acquire_owned().await.expect("nobody closes it");
+            (place, listener.accept().await)
+        };
         tokio::select! {
             biased;
             () = entered.cancelled() => return listener,
-            accepted = listener.accept() => {
+            (place, accepted) = next => {
                 let Ok((stream, _)) = accepted else {
                     tokio::time::sleep(listen::ACCEPT_BACKOFF).await;
                     continue;
                 };
-                // One too many finds its connection closed, and comes again.
-                let Ok(place) = places.clone().try_acquire_owned() else { continue };
                 let board = board.clone();
                 tokio::spawn(async move {
                     let _ = tokio::time::timeout(REQUEST_TIMEOUT, serve(stream, board)).await;

@@ -34,6 +34,15 @@ async fn a_server_says_what_it_waits_for_until_its_node_is_there() {
     let taken = Porch::open(ServerConfig { listen: addr, ..config }, NodeId(3)).await.err().unwrap();
     assert!(taken.to_string().contains("in use"), "{taken}");
 
+    // More than the porch has places for: whoever says nothing keeps one, and nobody is sent away without a word.
+    let mut idle = Vec::new();
+    for _ in 0..64 {
+        idle.push(TcpStream::connect(addr).await.unwrap());
+    }
+    let one_more = tokio::spawn(get(addr, "/livez"));
+    idle.clear();
+    assert!(one_more.await.unwrap().starts_with("HTTP/1.1 200"));
+
     let dir = tempfile::tempdir().unwrap();
     let mut config = NodeConfig::new(Arc::new(RealDisk::new(dir.path()).unwrap()));
     config.disk_reserve_bytes = 1024 * 1024;

@@ -155,11 +155,7 @@ async fn ack(
     match tell(&worker.client, "/v1/claims/ack", &body, killed).await {
         Ok(_) => Ok(()),
         // The ack itself was refused, such as for the output's size: the attempt did not work out.
-        Err(e)
-            if e.downcast_ref::<Failure>().is_some_and(|f| f.exit != Exit::Conflict && f.code.is_some()) =>
-        {
-            fail(worker, claim, &format!("{e:#}"), "", killed).await
-        }
+        Err(e) if is_refused(&e) => fail(worker, claim, &format!("{e:#}"), "", killed).await,
         Err(e) => Err(e),
     }
 }
@@ -197,9 +193,37 @@ async fn tell(
     }
 }
 
+/// Whether the server wants no such ack while the claim may still be ours. After one that may have counted, or
+/// may still, there is nothing more to tell.
+fn is_refused(error: &anyhow::Error) -> bool {
+    is_final(error) && error.downcast_ref::<Failure>().is_some_and(|failure| failure.exit != Exit::Conflict)
+}
+
 /// Whether the server has decided, so that asking again changes nothing.
 fn is_final(error: &anyhow::Error) -> bool {
     let Some(failure) = error.downcast_ref::<Failure>() else { return false };
     let passing = ["not_leader", "unavailable", "timeout", "memory_full", "disk_full", "too_many_requests"];
     failure.code.as_deref().is_some_and(|code| !passing.contains(&code) && code != "internal")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::problem_of;
+
+    #[test]
+    fn only_an_ack_that_is_refused_for_good_is_followed_by_a_fail() {
+        for (status, code, refused) in [
+            (413, "payload_too_large", true),
+            (400, "invalid_request", true),
+            (409, "stale_token", false),
+            (503, "unavailable", false),
+            (503, "memory_full", false),
+            (504, "timeout", false),
+            (500, "internal", false),
+        ] {
+            let error = problem_of(status, &json!({"code": code})).into();
+            assert_eq!(is_refused(&error), refused, "{code}");
+        }
+    }
 }

@@ -26,15 +26,19 @@ const STREAM_SILENCE_MAX: Duration = Duration::from_millis(2500);
 
 /// The id of the session that the server gave us.
 #[derive(Default)]
-pub(super) struct Session(Mutex<Option<String>>);
+pub(super) struct Session {
+    id: Mutex<Option<String>>,
+    /// Held by the one that registers: two at once would end each other's sessions.
+    turn: tokio::sync::Mutex<()>,
+}
 
 impl Session {
     pub(super) fn id(&self) -> Option<String> {
-        self.0.lock().expect("nobody panics while holding this lock").clone()
+        self.id.lock().expect("nobody panics while holding this lock").clone()
     }
 
     fn set(&self, id: String) -> bool {
-        let mut current = self.0.lock().expect("nobody panics while holding this lock");
+        let mut current = self.id.lock().expect("nobody panics while holding this lock");
         let changed = current.as_ref() != Some(&id);
         *current = Some(id);
         changed
@@ -42,8 +46,14 @@ impl Session {
 }
 
 /// Registers the worker, going on with the session it has, if it has one. A new session means that the
-/// old one's claims are gone: what runs is killed.
-pub(super) async fn register(worker: &Worker) -> Result<()> {
+/// old one's claims are gone: what runs is killed. Does nothing when `seen`, the session that the caller found
+/// wanting, has been followed by another.
+pub(super) async fn register(worker: &Worker, seen: Option<&str>) -> Result<()> {
+    let _turn = worker.session.turn.lock().await;
+    let current = worker.session.id();
+    if current.as_deref() != seen {
+        return Ok(());
+    }
     let queues: Vec<&str> = worker.queues.iter().map(|queue| plain_name(queue)).collect();
     let mut body = json!({
         "id": worker.name,
@@ -55,7 +65,7 @@ pub(super) async fn register(worker: &Worker) -> Result<()> {
         "version": env!("CARGO_PKG_VERSION"),
         "beat_ms": BEAT_MS,
     });
-    if let Some(session) = worker.session.id() {
+    if let Some(session) = current {
         body["session"] = session.into();
     }
     let answer = worker.client.call(Call::post("/v1/workers", &body, Repeat::Safe)).await?;
@@ -85,7 +95,8 @@ async fn beat(worker: &Worker) {
     let mut silent_since: Option<Instant> = None;
     loop {
         ticks.tick().await;
-        let body = json!({"session": worker.session.id(), "running": worker.running.beat()});
+        let session = worker.session.id();
+        let body = json!({"session": session, "running": worker.running.beat()});
         let path = format!("/v1/workers/{}/beat", escaped(&worker.name));
         let call = Call::post(path, &body, Repeat::Safe).within(BEAT_TIMEOUT).each(BEAT_EACH);
         let outcome = match worker.client.call(call).await {
@@ -93,7 +104,7 @@ async fn beat(worker: &Worker) {
                 obey(worker, answer.value());
                 Ok(())
             }
-            Err(e) if is_unknown(&e) => register(worker).await,
+            Err(e) if is_unknown(&e) => register(worker, session.as_deref()).await,
             Err(e) => Err(e),
         };
         match (outcome, silent_since) {
@@ -114,7 +125,8 @@ async fn beat(worker: &Worker) {
 async fn hold_stream(worker: &Worker) {
     loop {
         let path = format!("/v1/workers/{}/session", escaped(&worker.name));
-        let path = with_query(&path, &[("session", worker.session.id())]);
+        let session = worker.session.id();
+        let path = with_query(&path, &[("session", session.clone())]);
         match worker.client.stream(path).await {
             Ok(mut stream) => {
                 let mut lines = Lines::default();
@@ -131,7 +143,7 @@ async fn hold_stream(worker: &Worker) {
                 tracing::debug!("the session's stream ended: opening it again");
             }
             Err(e) if is_unknown(&e) => {
-                if let Err(e) = register(worker).await {
+                if let Err(e) = register(worker, session.as_deref()).await {
                     tracing::debug!("cannot register: {e:#}");
                 }
             }

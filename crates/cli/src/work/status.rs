@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -14,11 +15,14 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::time::sleep;
 
 use super::{Phase, Worker};
 
 /// Connections at once; this is for people and probes.
 const CONNECTIONS_MAX: usize = 64;
+/// How long to wait when the system has no room for another connection.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 
 /// Serves `GET /` (JSON) and `GET /livez`; answers with the address that it got.
 pub(super) async fn listen(address: SocketAddr, worker: Arc<Worker>) -> Result<SocketAddr> {
@@ -28,14 +32,17 @@ pub(super) async fn listen(address: SocketAddr, worker: Arc<Worker>) -> Result<S
     tokio::spawn(async move {
         loop {
             let Ok(permit) = room.clone().acquire_owned().await else { return };
-            let Ok((stream, _)) = listener.accept().await else { continue };
+            let Ok((stream, _)) = listener.accept().await else {
+                sleep(ACCEPT_BACKOFF).await;
+                continue;
+            };
             let worker = worker.clone();
             tokio::spawn(async move {
                 let _permit = permit;
                 let service = service_fn(|request| answer(&worker, request));
                 let _ = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(std::time::Duration::from_secs(10))
+                    .header_read_timeout(Duration::from_secs(10))
                     .serve_connection(TokioIo::new(stream), service)
                     .await;
             });

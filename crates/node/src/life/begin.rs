@@ -5,7 +5,8 @@
 //!
 //! - It is alone: it makes a cluster of its own.
 //! - Somebody is a member of a cluster: it joins that, or, if it is prepared for the very same, follows.
-//! - A person said `--bootstrap`, and nobody spoke of a cluster within a second: it makes one of its own.
+//! - A person said `--bootstrap`, and nobody spoke of a cluster or of a promise within a second: it makes one of
+//!   its own.
 //! - All have answered and nobody is a member: the one with the smallest number makes the cluster.
 //!
 //! Where a crash may come, and what then (`standing.rs` says why nothing is lost):
@@ -63,6 +64,7 @@ pub(crate) async fn find_place(life: &Arc<Life>, links: &Links, config: &NodeCon
         // One for all tries of this start: whoever promised it once need not do so again.
         founding: new_founding(life, config),
         nonce: rand::random(),
+        has_heard_of_cluster: false,
         said: Instant::now(),
     };
     let began = Instant::now();
@@ -73,11 +75,14 @@ pub(crate) async fn find_place(life: &Arc<Life>, links: &Links, config: &NodeCon
         }
         let others: Vec<NodeId> = life.listed.iter().copied().filter(|node| *node != life.node).collect();
         if others.is_empty() {
-            asking.found_alone().await?;
-        } else if let Err(waits_for) = asking.round(&others).await {
-            if config.bootstrap && began.elapsed() >= BOOTSTRAP_WAIT {
-                asking.found_alone().await?;
-                continue;
+            asking.found_alone().await.map_err(Error::Broken)?;
+        } else if let Err(mut waits_for) = asking.round(&others).await {
+            let may_bootstrap = config.bootstrap && !asking.has_heard_of_cluster;
+            if may_bootstrap && began.elapsed() >= BOOTSTRAP_WAIT {
+                match asking.found_alone().await {
+                    Ok(()) => continue,
+                    Err(why) => waits_for = why,
+                }
             }
             asking.say(&waits_for);
             tokio::select! {
@@ -111,6 +116,9 @@ struct Asking<'a> {
     config: &'a NodeConfig,
     founding: Founding,
     nonce: u128,
+    /// Somebody is in a cluster, or has promised to be in one: whatever comes after, this node makes none
+    /// alone.
+    has_heard_of_cluster: bool,
     /// When it last said what it waits for.
     said: Instant,
 }
@@ -124,10 +132,10 @@ impl Asking<'_> {
         }
     }
 
-    async fn found_alone(&self) -> Result<(), Error> {
+    async fn found_alone(&self) -> Result<(), String> {
         let nodes = vec![(self.life.node, self.life.addresses.clone())];
         let standing = self.first_life(&Founding { facts: self.founding.facts.clone(), nodes });
-        self.life.change(standing, |_| Ok(())).await.map_err(Error::Broken)?;
+        self.life.change(standing, no_promises).await?;
         tracing::info!(node = %self.life.node, "made a new cluster of one node");
         Ok(())
     }
@@ -138,8 +146,9 @@ impl Asking<'_> {
     }
 
     /// One round of questions. `Err` says what it waits for.
-    async fn round(&self, others: &[NodeId]) -> Result<(), String> {
+    async fn round(&mut self, others: &[NodeId]) -> Result<(), String> {
         let answers = self.probe(others).await;
+        self.has_heard_of_cluster |= answers.values().any(|answer| answer.kind != StandingKind::Empty);
         let members: BTreeMap<NodeId, u128> = answers
             .iter()
             .filter(|(_, answer)| answer.kind == StandingKind::Member)
@@ -154,11 +163,16 @@ impl Asking<'_> {
         }
         let silent: Vec<NodeId> = others.iter().copied().filter(|node| !answers.contains_key(node)).collect();
         if !silent.is_empty() {
-            return Err(format!(
-                "nodes {} do not answer, and a new cluster is made only when all have said that they are \
-                 empty (or start one node with --bootstrap)",
-                list(&silent)
-            ));
+            let silent = list(&silent);
+            return Err(match self.has_heard_of_cluster {
+                true => {
+                    format!("nodes {silent} do not answer, and others know of a cluster that they may be in")
+                }
+                false => format!(
+                    "nodes {silent} do not answer, and a new cluster is made only when all have said that they \
+                     are empty (or start one node with --bootstrap)"
+                ),
+            });
         }
         if let Some((node, answer)) = answers.iter().find(|(_, answer)| answer.listed != self.life.listed) {
             let (theirs, ours) = (list(&answer.listed), list(&self.life.listed));
@@ -229,12 +243,15 @@ impl Asking<'_> {
     }
 
     /// All are empty or prepared, and it is this node that makes the cluster.
-    async fn found(&self, others: &[NodeId]) -> Result<(), String> {
+    async fn found(&mut self, others: &[NodeId]) -> Result<(), String> {
+        // Whoever promises will take any cluster of this number for the one of all.
+        self.has_heard_of_cluster = true;
+        let asking = &*self;
         let body = self.founding.encode();
         let ask = |node: NodeId| {
             let body = body.clone();
             async move {
-                let asked = self.links.call(node, PeerKind::Found, GroupId::CATALOG, body, JOIN_WAIT).await;
+                let asked = asking.links.call(node, PeerKind::Found, GroupId::CATALOG, body, JOIN_WAIT).await;
                 asked.map_err(|error| format!("node {node} did not agree to a new cluster: {error}"))
             }
         };
@@ -244,6 +261,22 @@ impl Asking<'_> {
         self.life.change(self.first_life(&self.founding), not_member).await?;
         tracing::info!(node = %self.life.node, "made a new cluster with nodes {}", list(others));
         Ok(())
+    }
+}
+
+/// A promise is kept, whatever a person says: the cluster may be there already.
+fn no_promises(now: &Standing) -> Result<(), String> {
+    match now {
+        Standing::Empty => Ok(()),
+        Standing::Prepared(founding) => {
+            let nodes: Vec<NodeId> = founding.nodes.iter().map(|(node, _)| *node).collect();
+            Err(format!(
+                "this node has promised to be in a cluster of nodes {}: start it with those in --cluster, or \
+                 with an empty data directory",
+                list(&nodes)
+            ))
+        }
+        Standing::Member { .. } => Err("this node is a member already".to_owned()),
     }
 }
 

@@ -45,18 +45,21 @@ pub(crate) fn next_step(
     if let Some(missing) = wanted.copies.keys().find(|member| !is_in(member)) {
         return Step::AddLearner(*missing);
     }
-    let next = next_voters(members, wanted, ready);
+    let mut next = next_voters(members, wanted, ready);
+    if !next.contains(&me) && members.voters.contains(&me) {
+        let heir = next.iter().find(|member| members.voters.contains(member) && ready.contains(member));
+        if let Some(heir) = heir {
+            return Step::HandOver(*heir);
+        }
+        // With nobody to hand over to, it stays until one of the new has its vote.
+        next.insert(me);
+    }
     let is_extra = |member: &MemberId| !next.contains(member) && !wanted.copies.contains_key(member);
     let has_extra = members.learners.iter().any(is_extra);
     let has_moved = |(member, address)| members.addresses.get(member).is_some_and(|known| known != address);
     let has_moved = wanted.copies.iter().any(has_moved);
     if next == members.voters && !members.is_joint && !has_extra && !has_moved {
         return Step::Nothing;
-    }
-    if !next.contains(&me) {
-        let heir = next.iter().find(|member| members.voters.contains(member) && ready.contains(member));
-        // With nobody to hand over to, the votes stay as they are until there is.
-        return heir.map_or(Step::Nothing, |heir| Step::HandOver(*heir));
     }
     // The change itself needs a majority of the new voters: without one it would stop the group.
     if next.intersection(ready).count() <= next.len() / 2 {
@@ -166,6 +169,13 @@ mod tests {
             ("to one that has all", "1 2 3", "", "2 3", "1 2 3", "1 3", "hand over 3"),
             ("nothing that would stop the group", "1 2 3", "", "1 2", "1 2 3", "1 3", "nothing"),
             ("or it waits", "1 2 3", "", "2 3", "1 2 3", "1", "nothing"),
+            ("all are replaced", "1 2 3", "4 5 6", "4 5 6", "1 2 3 4 5 6", "1 2 3 4 5 6", "set 1 4 5 6"),
+            ("one of the new leads", "1 4 5 6", "2 3", "4 5 6", "1 2 3 4 5 6", "1 4 5 6", "hand over 4"),
+            ("a heir that is down", "1 2 3", "4 5", "2 4 5", "1 2 3 4 5", "1 3 4 5", "set 1 2 4 5"),
+            ("the only one leaves", "1", "2", "2", "1 2", "1 2", "set 1 2"),
+            ("not before the other is ready", "1", "2", "2", "1 2", "1", "nothing"),
+            ("then it goes", "1 2", "", "2", "1 2", "1 2", "hand over 2"),
+            ("one without a vote gets none", "2 3", "1", "2 3", "1 2 3", "1 2 3", "nothing"),
         ] {
             assert_eq!(step("1", voters, learners, wanted, copies, ready), expected, "{what}");
         }

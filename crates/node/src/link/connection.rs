@@ -47,6 +47,10 @@ const COPIED_BYTES_MAX: usize = 1024;
 const READ_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Bodies of requests that this node has not answered yet; more are refused.
 const HELD_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// The same while the other side is not known to be of this cluster: anybody may be there.
+const STRANGER_HELD_BYTES_MAX: usize = 1024 * 1024;
+/// The largest body from such a one.
+const STRANGER_BODY_BYTES_MAX: usize = 64 * 1024;
 
 /// Why a connection was closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -370,7 +374,8 @@ impl Connection {
         if !knows_cluster && !kind.is_before_cluster() {
             return refuse(format!("the sender is not known here as a node of this cluster: no {kind:?}"));
         }
-        if self.held_bytes.load(Ordering::Relaxed) > HELD_BYTES_MAX {
+        let held_bytes_max = if knows_cluster { HELD_BYTES_MAX } else { STRANGER_HELD_BYTES_MAX };
+        if self.held_bytes.load(Ordering::Relaxed) > held_bytes_max {
             return refuse("too much waits to be answered here".to_owned());
         }
         let reply = ReplyTo::new(self, kind, group, wanted, body.len());
@@ -418,14 +423,20 @@ async fn read(connection: &Arc<Connection>, mut from: ReadHalf<Box<dyn Stream>>)
         }
         match take_frames(connection, &mut buffer) {
             Ok(missing) => wanted = missing.clamp(READ_BYTES, READ_BYTES_MAX),
-            Err(error) => return connection.close_broken(error.to_string()),
+            Err(why) => return connection.close_broken(why),
         }
     }
 }
 
 /// Hands on the frames that are whole. How many bytes the next one misses.
-fn take_frames(connection: &Arc<Connection>, buffer: &mut BytesMut) -> Result<usize, wire::peer::BadFrame> {
-    while let Some(header) = FrameHeader::peek(buffer)? {
+fn take_frames(connection: &Arc<Connection>, buffer: &mut BytesMut) -> Result<usize, String> {
+    while let Some(header) = FrameHeader::peek(buffer).map_err(|error| error.to_string())? {
+        if header.body_bytes > STRANGER_BODY_BYTES_MAX && !connection.is_full() {
+            return Err(format!(
+                "a frame of {} bytes from a node that is not known to be of this cluster",
+                header.body_bytes
+            ));
+        }
         let whole = FrameHeader::BYTES + header.body_bytes;
         if buffer.len() < whole {
             return Ok(whole - buffer.len());

@@ -25,7 +25,7 @@ pub(super) fn hello(me: &Identity, cluster: u128, to: NodeId) -> Hello {
     }
 }
 
-/// What this node says to a [`Hello`].
+/// What this node says to a [`Hello`]. Whoever is refused does not hear which cluster it is.
 pub(super) fn answer(
     me: &Identity,
     cluster: u128,
@@ -34,7 +34,7 @@ pub(super) fn answer(
 ) -> HelloAnswer {
     HelloAnswer {
         version,
-        cluster: peer::cluster_bytes(cluster),
+        cluster: if refusal.is_none() { peer::cluster_bytes(cluster) } else { Bytes::new() },
         node: me.node.0,
         process: me.process,
         address: me.address.clone(),
@@ -109,7 +109,7 @@ fn same_cluster(node: NodeId, theirs: u128, me: NodeId, ours: u128) -> Result<()
         return Ok(());
     }
     let text = format!(
-        "node {node} is of cluster {theirs:032x}, node {me} of cluster {ours:032x}: \
+        "node {node} is of cluster {theirs:032x}, node {me} of another: \
          check --cluster, or start the one that is wrong with an empty data directory"
     );
     Err((RefusalCode::OtherCluster, text))
@@ -167,7 +167,7 @@ mod tests {
         let cluster = Hello { cluster: peer::cluster_bytes(0xbb), ..good.clone() };
         for (what, hello, code, part) in [
             ("a version", version, RefusalCode::Version, "node 2 speaks protocol 7 to 9, node 1"),
-            ("a cluster", cluster, RefusalCode::OtherCluster, "00bb, node 1 of cluster"),
+            ("a cluster", cluster, RefusalCode::OtherCluster, "00bb, node 1 of another"),
             ("a target", Hello { to: 3, ..good.clone() }, RefusalCode::WrongNode, "looks for node 3"),
             ("a number", Hello { node: 1, ..good.clone() }, RefusalCode::SameNumber, "that they are node 1"),
             ("no node", Hello { node: 0, ..good.clone() }, RefusalCode::Unknown, "node 0"),
@@ -190,6 +190,7 @@ mod tests {
         assert!(judge_answer(&good, NodeId(2), &me(1), 0xaa).unwrap().knows_cluster);
         let other = HelloAnswer { cluster: peer::cluster_bytes(0xbb), ..good.clone() };
         let told = answer(&me(2), 0xaa, 0, Some((RefusalCode::Busy, "busy".to_owned())));
+        assert!(told.cluster.is_empty(), "no stranger hears the cluster");
         for (what, answer, to, code) in [
             ("another node", good.clone(), 3, RefusalCode::WrongNode),
             ("another cluster", other, 2, RefusalCode::OtherCluster),

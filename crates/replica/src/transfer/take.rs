@@ -185,9 +185,11 @@ async fn finish_file<M: Codec>(
     let meta = SnapshotMeta { last_log_id, last_membership: membership };
     let handle = CheckpointHandle { received: Some(Received { path: path.clone(), core }) };
     let installed = raft.install_full_snapshot(vote, Snapshot { meta, snapshot: handle }).await;
+    // After an error the engine may still be at it: the next start clears up.
+    let response = installed.map_err(|_| Error::Stopped)?;
     // One that was not wanted any more is still there.
     remove(shared, &path);
-    installed.map(|response| response.vote).map_err(|_| Error::Stopped)
+    Ok(response.vote)
 }
 
 fn remove<M: Codec>(shared: &Shared<M>, path: &std::path::Path) {
