@@ -5,6 +5,7 @@
 
 mod watch;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -18,6 +19,7 @@ use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
 use crate::json::Json;
 use crate::output::{Column, Output, Show, confirm, note, print};
+use crate::peers::{check_member, is_loopback};
 use crate::span::Span;
 
 /// How often a change that was asked for is looked at.
@@ -212,24 +214,57 @@ fn with_copies(shard: &Json) -> Json {
 }
 
 async fn join(client: &Client, output: Output, node: u64, address: &str, wait: Duration) -> Result<()> {
+    let address = check_member(node, address)?;
     let (_, seen) = look(client).await?;
     if seen.nodes.iter().any(|known| known.id == node && known.state == "up") {
         return Err(Failure::new(Exit::Conflict, format!("node {node} is part of the cluster and up")).into());
     }
-    let mut members: Vec<(u64, &str)> =
-        seen.nodes.iter().filter(|known| known.id != node).map(|n| (n.id, n.peer_address.as_str())).collect();
-    members.push((node, address));
+    let mut members: Vec<(u64, &str)> = (seen.nodes.iter())
+        .filter(|known| known.id != node && !known.peer_address.is_empty())
+        .map(|known| (known.id, known.peer_address.as_str()))
+        .collect();
+    if members.is_empty() {
+        let message = "no node has a peer port to join at: start one again with --cluster and --peer-listen";
+        return Err(Failure::new(Exit::Conflict, message).into());
+    }
+    members.push((node, &address));
     members.sort_unstable();
-    let members: Vec<String> = members.iter().map(|(id, address)| format!("{id}={address}")).collect();
+    let command = serve_command(node, &address, &members);
     note(&format!(
-        "start it, with an empty data directory, on its machine:\n  \
-         windlass serve --node {node} --data DIR --listen HOST:7420 --peer-listen {address} --cluster {}\n\
-         waiting for node {node} …",
-        members.join(",")
+        "start it, with an empty data directory, on its machine:\n  {command}\nwaiting for node {node} …"
     ))?;
     let joined = |seen: &Seen| seen.nodes.iter().any(|known| known.id == node && known.state == "up");
-    let answer = until(client, wait, &format!("node {node} has not joined"), joined).await?;
+    let answer = until(&mut [client], wait, &format!("node {node} has not joined"), joined).await?;
     output.say(&answer, &format!("node {node} is part of the cluster"))
+}
+
+/// What starts a node on the machine where the others look for it. Its HTTP port is the one before its peer
+/// port, as it is by default.
+fn serve_command(node: u64, address: &str, members: &[(u64, &str)]) -> String {
+    let members: Vec<String> = members.iter().map(|(id, address)| format!("{id}={address}")).collect();
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, "7421"));
+    let http = port.parse::<u16>().map_or(7420, |port| port.saturating_sub(1).max(1));
+    let is_here = is_loopback(address);
+    // A name may mean several addresses, so that the node listens on all of them and says the name to others.
+    let (bind, advertise) = match address.parse::<SocketAddr>() {
+        Ok(_) => (host, String::new()),
+        Err(_) if is_here => ("127.0.0.1", String::new()),
+        Err(_) => ("0.0.0.0", format!(" --advertise {host}:{http}")),
+    };
+    // HTTP that others reach needs the one; between nodes it is the files, unless they all do without.
+    let guard = match is_here {
+        true => String::new(),
+        false => {
+            // Named as `deploy/certificates.sh` names them.
+            let name = host.trim_matches(['[', ']']);
+            format!(" --insecure --peer-ca ca.pem --peer-cert {name}.pem --peer-key {name}.key")
+        }
+    };
+    format!(
+        "windlass serve --node {node} --data DIR --listen {bind}:{http}{advertise} --peer-listen {bind}:{port} \
+         --cluster {}{guard}",
+        members.join(",")
+    )
 }
 
 async fn leave(client: &Client, output: Output, node: u64, wait: Duration) -> Result<()> {
@@ -244,9 +279,11 @@ async fn leave(client: &Client, output: Output, node: u64, wait: Duration) -> Re
         [] => None,
         others => Some(Client::new(&others.join(","), LEAVE_LOOK_MAX)?),
     };
+    // What the others say of themselves may mean nothing here: then we ask where we asked so far.
+    let mut clients: Vec<&Client> = others.iter().chain([client]).collect();
     let gone = |seen: &Seen| !seen.nodes.iter().any(|known| known.id == node);
     let not_so = format!("node {node} still has copies or votes");
-    let answer = until(others.as_ref().unwrap_or(client), wait, &not_so, gone).await?;
+    let answer = until(&mut clients, wait, &not_so, gone).await?;
     output.say(&answer, &format!("node {node} has left: its process can be stopped and its data removed"))
 }
 
@@ -256,20 +293,34 @@ async fn transfer(client: &Client, output: Output, shard: u16, node: u64, wait: 
         return output.say(&answer, &format!("the catalog moves to node {node}"));
     }
     let moved = |seen: &Seen| seen.shards.iter().any(|known| known.id == shard && known.leader == Some(node));
-    let answer = until(client, wait, &format!("node {node} does not lead shard {shard}"), moved).await?;
+    let answer =
+        until(&mut [client], wait, &format!("node {node} does not lead shard {shard}"), moved).await?;
     output.say(&answer, &format!("node {node} leads shard {shard}"))
 }
 
-/// Looks until it is so; what was seen then.
-async fn until(client: &Client, wait: Duration, not_so: &str, is_so: impl Fn(&Seen) -> bool) -> Result<Json> {
+/// Looks until it is so, through the first client that is answered and from then on through that one; what was
+/// seen then.
+async fn until(
+    clients: &mut [&Client],
+    wait: Duration,
+    not_so: &str,
+    is_so: impl Fn(&Seen) -> bool,
+) -> Result<Json> {
     let deadline = Instant::now() + wait;
     loop {
         // A cluster that changes may be silent for a moment.
-        let failure = match look(client).await {
-            Ok((answer, seen)) if is_so(&seen) => return Ok(answer),
-            Ok(_) => None,
-            Err(e) => Some(e),
-        };
+        let mut failure = None;
+        for n in 0..clients.len() {
+            match look(clients[n]).await {
+                Ok((answer, seen)) if is_so(&seen) => return Ok(answer),
+                Ok(_) => {
+                    clients.swap(0, n);
+                    failure = None;
+                    break;
+                }
+                Err(e) => failure = Some(e),
+            }
+        }
         if Instant::now() >= deadline {
             let why = failure.map_or_else(String::new, |e| format!(" ({e:#})"));
             let message = format!("{not_so} after {wait:?}{why}: see windlass cluster status");
@@ -281,6 +332,8 @@ async fn until(client: &Client, wait: Duration, not_so: &str, is_so: impl Fn(&Se
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]
@@ -290,6 +343,36 @@ mod tests {
             {"node": 4, "applied": 5, "lag": 0, "role": "learner"},
         ]});
         assert_eq!(with_copies(&Json::from(shard)).text("copies"), Some("1, 2 (-3), 4 learner"));
+    }
+
+    #[test]
+    fn the_command_for_a_new_node_is_one_that_serve_takes() {
+        let files = tempfile::tempdir().unwrap();
+        for (address, is_guarded, advertised) in [
+            ("127.0.0.1:7451", false, None),
+            ("[::1]:7451", false, None),
+            ("localhost:7451", false, None),
+            ("10.0.0.4:7421", true, None),
+            ("[fd00::4]:7421", true, None),
+            ("four:7421", true, Some("four:7420")),
+        ] {
+            let command = serve_command(4, address, &[(1, "10.0.0.1:7421"), (4, address)]);
+            let mut words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+            assert_eq!(words.iter().any(|word| word == "--insecure"), is_guarded, "{command}");
+            for word in words.iter_mut().filter(|word| word.ends_with(".pem") || word.ends_with(".key")) {
+                let file = files.path().join(&*word);
+                std::fs::write(&file, "").unwrap();
+                *word = file.to_str().unwrap().to_owned();
+            }
+            let crate::Verb::Serve(serve) = crate::Cli::try_parse_from(words).unwrap().verb else {
+                panic!("{command}")
+            };
+            let settings = serve.settings().unwrap();
+            assert_eq!(settings.listen.ip().is_loopback(), !is_guarded, "{command}");
+            assert_eq!(settings.advertise.as_deref(), advertised, "{command}");
+            let peers = settings.peers.unwrap();
+            assert_eq!((peers.members[&4].as_str(), peers.tls.is_some()), (address, is_guarded), "{command}");
+        }
     }
 
     #[test]

@@ -116,6 +116,24 @@ fn members(text: &str) -> Result<BTreeMap<u64, String>> {
     Ok(members)
 }
 
+/// A node and where the others reach it, as `--cluster` takes them.
+pub(crate) fn check_member(node: u64, address: &str) -> Result<String> {
+    match parse_member(&format!("{node}={address}")) {
+        Some((_, address)) => Ok(address),
+        None => Err(usage(format!(
+            "node {node} at {address:?}: give a number from 1 to {NODE_MAX} and an address like HOST:7421"
+        ))),
+    }
+}
+
+/// Whether an address means something on its own machine only.
+pub(crate) fn is_loopback(address: &str) -> bool {
+    match address.parse::<SocketAddr>() {
+        Ok(address) => address.ip().is_loopback(),
+        Err(_) => address.rsplit_once(':').is_some_and(|(host, _)| host == "localhost"),
+    }
+}
+
 fn parse_member(member: &str) -> Option<(u64, String)> {
     let (node, address) = member.trim().split_once('=')?;
     let node = node.trim().parse().ok().filter(|node| (1..=NODE_MAX).contains(node))?;
@@ -240,6 +258,19 @@ mod tests {
         let insecure = Given { listen: listen("0.0.0.0:7421"), insecure: true, ..given(THREE) };
         assert!(Peers::check(1, insecure).is_ok());
         assert!(Peers::check(1, given("1=[::1]:7421,2=[::1]:7431")).is_ok());
+    }
+
+    #[test]
+    fn what_is_on_this_machine_only_is_known_by_its_address() {
+        for (address, is_so) in [
+            ("127.0.0.1:7421", true),
+            ("[::1]:7421", true),
+            ("localhost:7421", true),
+            ("10.0.0.1:7421", false),
+            ("node-1:7421", false),
+        ] {
+            assert_eq!(is_loopback(address), is_so, "{address}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::demo;
 use crate::exit::Failure;
 use crate::output::print;
-use crate::peers::Peers;
+use crate::peers::{Peers, is_loopback};
 use crate::settings::{Flags, NodeFlags, Settings};
 use crate::stdin_end;
 
@@ -38,11 +38,19 @@ pub(crate) struct Serve {
     demo_worker: bool,
 }
 
+impl Serve {
+    /// What these flags, and what they leave to other sources, come to.
+    pub(crate) fn settings(self) -> Result<Settings> {
+        Settings::load(self.flags, self.node)
+    }
+}
+
 pub(crate) async fn run(args: Serve) -> Result<()> {
-    let settings = Settings::load(args.flags, args.node)?;
+    let Serve { until_stdin_ends, demo_worker, .. } = args;
+    let settings = args.settings()?;
     crate::log::init(settings.log);
     let mut stop = Stop::watch()?;
-    if args.until_stdin_ends {
+    if until_stdin_ends {
         stop.with_stdin();
     }
     let Some(running) = Running::start(&settings, &mut stop).await? else {
@@ -55,7 +63,7 @@ pub(crate) async fn run(args: Serve) -> Result<()> {
         node = settings.node, address = %running.address, data = %settings.data.display(),
         shards = running.node.shards(), "ready"
     );
-    let worker = match args.demo_worker {
+    let worker = match demo_worker {
         true => {
             Some(demo::start(running.node.clone(), &format!("{}-{}", demo::WORKER, settings.node)).await?)
         }
@@ -171,9 +179,12 @@ fn peer_network(peers: &Peers, insecure: bool) -> Result<TcpNetwork> {
 /// The HTTP address that others are told: what was asked for, else where we listen, if that means something
 /// elsewhere. Nothing is told otherwise: others still forward to us, they only cannot redirect.
 fn told_address(settings: &Settings, bound: SocketAddr) -> String {
+    let own = settings.peers.as_ref().map(|peers| peers.members[&settings.node].as_str());
+    let is_elsewhere = own.is_some_and(|own| !is_loopback(own));
+    let means_nothing = bound.ip().is_unspecified() || (is_elsewhere && bound.ip().is_loopback());
     match &settings.advertise {
         Some(address) => address.clone(),
-        None if !bound.ip().is_unspecified() => bound.to_string(),
+        None if !means_nothing => bound.to_string(),
         None => {
             if settings.peers.is_some() {
                 tracing::warn!(
@@ -216,6 +227,35 @@ impl Stop {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
             () = self.stdin_ended.cancelled() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn others_are_told_an_http_address_that_they_can_reach() {
+        for (peer, listen, flags, told) in [
+            ("127.0.0.1:7421", "127.0.0.1:7420", "", "127.0.0.1:7420"),
+            ("10.0.0.1:7421", "10.0.0.1:7420", "", "10.0.0.1:7420"),
+            ("10.0.0.1:7421", "127.0.0.1:7420", "", ""),
+            ("node-1:7421", "127.0.0.1:7420", "--peer-listen 0.0.0.0:7421", ""),
+            ("10.0.0.1:7421", "0.0.0.0:7420", "", ""),
+            ("10.0.0.1:7421", "127.0.0.1:7420", "--advertise proxy:80", "proxy:80"),
+        ] {
+            let line = format!(
+                "windlass serve --node 1 --insecure --listen {listen} --cluster 1={peer},2=10.0.0.2:7421 {flags}"
+            );
+            let crate::Verb::Serve(serve) = crate::Cli::try_parse_from(line.split_whitespace()).unwrap().verb
+            else {
+                panic!("{line}")
+            };
+            let settings = serve.settings().unwrap();
+            assert_eq!(told_address(&settings, settings.listen), told, "{line}");
         }
     }
 }

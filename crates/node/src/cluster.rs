@@ -61,7 +61,7 @@ impl Node {
             version: VERSION,
             status,
             reasons,
-            slots: inner.slots(&inner.sessions.all()),
+            slots: inner.slots(),
             nodes: picture.nodes.iter().map(|(id, node)| node_line(*id, node, leads(*id))).collect(),
             shards: seen
                 .groups
@@ -104,6 +104,16 @@ impl Node {
             peers: peers.map(|(node, record)| inner.peer_line(node, record, now)).collect(),
             clock: inner.held.info(inner.node),
         }
+    }
+
+    /// For every group, the catalog included, an index at or behind all that this node was told as written.
+    pub fn written(&self) -> Vec<(GroupId, u64)> {
+        let inner = &self.inner;
+        let upto = |status: Status| {
+            let committed = status.committed.unwrap_or(0);
+            (status.group, committed.max(inner.groups.written(status.group)))
+        };
+        inner.statuses().into_iter().map(upto).collect()
     }
 
     /// Whether every group has a leader that this node reaches and its own log is applied, or why not.
@@ -245,7 +255,7 @@ impl Inner {
         let learners = status.learners.iter().map(|member| copy(member, false));
         let mut copies: Vec<SeenCopy> = voters.chain(learners).collect();
         copies.sort_by_key(|copy| copy.node);
-        let leader = picture.leader(group).filter(|leader| self.is_reached(*leader, status));
+        let leader = picture.leader(group).filter(|leader| self.is_reached(*leader, || status.clone()));
         SeenGroup {
             group,
             leader: leader.filter(|leader| !picture.is_down(*leader)),
@@ -256,8 +266,9 @@ impl Inner {
     }
 
     /// Whether a leader can do something for callers of this node.
-    fn is_reached(&self, leader: NodeId, own: &Status) -> bool {
+    pub(crate) fn is_reached(&self, leader: NodeId, own: impl FnOnce() -> Status) -> bool {
         if leader == self.node {
+            let own = own();
             let silence = own.heard.map_or(0, |heard| heard.as_millis() as u64);
             return own.role == Role::Leader && (own.voters.len() <= 1 || silence <= QUORUM_SILENCE.0);
         }
@@ -272,7 +283,7 @@ impl Inner {
         let Some(leader) = status.leader.map(MemberId::node) else {
             return Err(format!("group {group} has no leader"));
         };
-        if !self.is_reached(leader, status) {
+        if !self.is_reached(leader, || status.clone()) {
             return Err(if leader == self.node {
                 format!("no quorum of group {group} answers this node, its leader")
             } else {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use model::{GroupId, NodeId, Reply, ShardId, TaskId};
+use model::{Command, GroupId, NodeId, Reply, ShardId, TaskId};
 use prost::Message;
-use replica::{Applied, Piece, Replica};
+use replica::{Applied, Codec as _, Piece, Replica};
 use state_machine::Shard;
 use wire::entry::Malformed;
 use wire::reply::{ClaimHead, PieceMessage, Propose, ProposeAnswer, ReadIndex, ReadIndexAnswer, Refusal};
@@ -176,6 +176,44 @@ fn over(done: &mut [Applied<Reply>], bytes_max: usize) -> Vec<Return> {
     over
 }
 
+/// Gives back what was claimed for another node that hears no answer any more.
+pub(crate) fn give_back_unheard(inner: &Inner, group: GroupId, propose: Bytes, answer: Bytes) {
+    if group == GroupId::CATALOG {
+        return;
+    }
+    match unheard(propose, answer) {
+        Ok(claims) => claims.into_iter().for_each(|claim| {
+            // Fails only when the node has stopped: then the deadline frees the claim.
+            let _ = inner.returns.send(claim);
+        }),
+        Err(error) => tracing::warn!(%group, %error, "an answer that nobody heard is not understood"),
+    }
+}
+
+/// The claims in an answer that nobody comes for. Who has a request id asks again and finds them, and a session's
+/// beats give back what they do not list.
+fn unheard(propose: Bytes, answer: Bytes) -> Result<Vec<Return>, Malformed> {
+    let mut commands = Vec::new();
+    for piece in Propose::decode(propose)?.pieces {
+        for command in wire::entry::commands(piece.bytes)? {
+            commands.push(Shard::decode(command)?);
+        }
+    }
+    let mut claims = Vec::new();
+    // What is done is done from the first on.
+    for (command, applied) in commands.iter().zip(ProposeAnswer::decode(answer)?.done) {
+        let is_lost = match command {
+            Command::Claim(claim) => claim.request.is_none() && claim.session.is_none(),
+            Command::ClaimById(claim) => claim.request.is_none() && claim.session.is_none(),
+            _ => false,
+        };
+        if let (true, Ok(Reply::Claimed(claimed))) = (is_lost, applied.shard()?) {
+            claims.extend(claimed.iter().map(|claim| Return { task: claim.id, fence: claim.fence }));
+        }
+    }
+    Ok(claims)
+}
+
 fn promised(inner: &Arc<Inner>, shard: ShardId, head: &ClaimHead) -> Result<Option<Promised>, Malformed> {
     Ok(inner.promise_in(shard, &head.names()?, head.max))
 }
@@ -218,7 +256,8 @@ impl Node {
 mod tests {
     use super::*;
     use bytes::BytesMut;
-    use model::{Claimed, Command, Elapsed, Fence, QueueName, WallTime};
+    use model::command::{Claim, ClaimById};
+    use model::{Claimed, Elapsed, Fence, KeyHash, QueueName, SessionId, WallTime, WorkerName};
 
     /// A command of a version that does not exist yet.
     #[derive(Clone, PartialEq, Message)]
@@ -245,9 +284,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn claims_that_do_not_fit_into_one_answer_are_given_back() {
-        let claimed = |n: u64, bytes: usize| Claimed {
+    fn claimed(n: u64, bytes: usize) -> Claimed {
+        Claimed {
             id: TaskId::new(ShardId::new(1).unwrap(), WallTime::from_millis(1), n),
             queue: QueueName::new("mail").unwrap(),
             priority: 5,
@@ -258,7 +296,67 @@ mod tests {
             enqueued_at: WallTime::from_millis(1),
             ready_since: WallTime::from_millis(1),
             envelope: vec![0; bytes].into(),
+        }
+    }
+
+    fn asked(commands: &[Command]) -> Bytes {
+        let message = |piece: Piece| PieceMessage {
+            bytes: piece.bytes,
+            commands: piece.commands,
+            is_new_work: piece.is_new_work,
         };
+        let pieces = Replica::<Shard>::encode(commands).into_iter().map(message).collect();
+        Propose { pieces, patience_ms: 1, claim: None }.encode_to_vec().into()
+    }
+
+    #[test]
+    fn claims_whose_answer_nobody_hears_are_given_back_unless_somebody_comes_for_them() {
+        let claim = |session: Option<u128>, request: Option<u128>| {
+            Command::Claim(Claim {
+                queues: Vec::new(),
+                worker: WorkerName::new("w1").unwrap(),
+                session: session.map(SessionId),
+                max: 2,
+                hold: None,
+                request: request.map(KeyHash),
+            })
+        };
+        let by_id = Command::ClaimById(ClaimById {
+            task: claimed(1, 0).id,
+            worker: WorkerName::new("w1").unwrap(),
+            session: None,
+            hold: None,
+            request: None,
+        });
+        let two = || Applied { index: 1, outcome: Ok(Reply::Claimed(vec![claimed(1, 9), claimed(2, 9)])) };
+        let none = || Applied { index: 1, outcome: Ok(Reply::Claimed(Vec::new())) };
+        let done = || Applied { index: 1, outcome: Ok(Reply::Done) };
+        let pulse = || Command::Pulse { limit: 1 };
+        for (what, commands, answers, expected) in [
+            ("nobody comes", vec![claim(None, None)], vec![two()], vec![1, 2]),
+            ("one task", vec![by_id], vec![two()], vec![1, 2]),
+            ("a session's beats do not list them", vec![claim(Some(1), None)], vec![two()], vec![]),
+            ("its caller comes again", vec![claim(None, Some(1))], vec![two()], vec![]),
+            ("there are none", vec![claim(None, None)], vec![none()], vec![]),
+            ("the second of two", vec![pulse(), claim(None, None)], vec![done(), two()], vec![1, 2]),
+            ("it was not done", vec![pulse(), claim(None, None)], vec![done()], vec![]),
+        ] {
+            let refusal = (answers.len() < commands.len()).then_some(Refusal::Unavailable);
+            let done = answers.iter().map(Shard::to_message).collect();
+            let answer = ProposeAnswer::new(done, refusal.as_ref(), 1).encode_to_vec();
+            let unheard = unheard(asked(&commands), answer.into()).unwrap();
+            assert_eq!(unheard.iter().map(|claim| claim.fence.0).collect::<Vec<_>>(), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn commands_that_are_not_looked_at_say_that_nothing_happened() {
+        let answer = ProposeAnswer::decode(refusal_bytes(&Refusal::Full)).unwrap();
+        assert_eq!((answer.refusal(), answer.done.len()), (Some(Refusal::Full), 0));
+    }
+
+    #[test]
+    fn claims_that_do_not_fit_into_one_answer_are_given_back() {
         let applied = |claims| Applied { index: 1, outcome: Ok(Reply::Claimed(claims)) };
         let mut done = [
             applied(vec![claimed(1, 1_000), claimed(2, 1_000)]),

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use crate::inner::Inner;
 use crate::session::{Session, is_loss};
+use crate::session_news::About;
 
 /// How often silence is looked for. With 2.5 s of silence and a commit, well within 3 s.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -265,7 +266,7 @@ impl Watch {
             self.asked = now;
             let inner = inner.clone();
             inner.tasks.clone().spawn(async move {
-                inner.ask_all(&asks, || false).await;
+                inner.ask_all(About::Silent, &asks, || false).await;
             });
         }
         if !endings.is_empty() {

@@ -5,9 +5,10 @@
 //! could not do into what a caller is told. Next: `route.rs`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use model::catalog::{CatalogCommand, CatalogReply};
-use model::{Command, NodeId, Rejection, Reply, ShardId, TaskId};
+use model::{Command, GroupId, NodeId, Rejection, Reply, ShardId, TaskId};
 use replica::{Applied, Replica};
 use state_machine::{Catalog, Shard};
 
@@ -23,12 +24,15 @@ pub(crate) struct Groups {
     catalog_reads: Arc<Reads>,
     /// One for each shard.
     reads: Vec<Arc<Reads>>,
+    /// The last index that this node's own commands were answered by, for each group, the catalog first.
+    written: Vec<AtomicU64>,
 }
 
 impl Groups {
     pub(crate) fn new(catalog: Replica<Catalog>, shards: Vec<Replica<Shard>>, route: Route) -> Groups {
         let reads = shards.iter().map(|_| Arc::default()).collect();
-        Groups { catalog, shards, route, catalog_reads: Arc::default(), reads }
+        let written = (0..=shards.len()).map(|_| AtomicU64::new(0)).collect();
+        Groups { catalog, shards, route, catalog_reads: Arc::default(), reads, written }
     }
 
     /// How many shards there are.
@@ -116,7 +120,21 @@ impl Groups {
         shard: ShardId,
         call: &Call,
     ) -> Result<Vec<Applied<Reply>>, Error> {
-        self.route.propose(self.shard(shard), call).await
+        let applied = self.route.propose(self.shard(shard), call).await?;
+        self.wrote(shard.group(), &applied);
+        Ok(applied)
+    }
+
+    fn wrote<R>(&self, group: GroupId, applied: &[Applied<R>]) {
+        if let Some(last) = applied.last() {
+            self.written[usize::from(group.0)].fetch_max(last.index, Ordering::Relaxed);
+        }
+    }
+
+    /// An index at or behind all that commands of this node were answered by, in a group that there is. What
+    /// another node leads may be known there as committed before it is here.
+    pub(crate) fn written(&self, group: GroupId) -> u64 {
+        self.written[usize::from(group.0)].load(Ordering::Relaxed)
     }
 
     /// Proposes one command to a shard. Its index and reply.
@@ -130,6 +148,7 @@ impl Groups {
     pub(crate) async fn propose_catalog(&self, command: CatalogCommand) -> Result<CatalogReply, Error> {
         let call = Call::new::<Catalog>(&[command]);
         let mut applied = self.route.propose(&self.catalog, &call).await?;
+        self.wrote(GroupId::CATALOG, &applied);
         let applied = applied.pop().expect("one command has one outcome");
         let _ = self.catalog.wait_applied(applied.index, LEADER_WAIT).await;
         Ok(applied.outcome?)

@@ -162,7 +162,14 @@ impl Handler for Front {
         };
         match kind {
             PeerKind::Propose => {
-                self.spawn(reply, async move { forward::serve_propose(&inner, group, body).await });
+                let asked = body.clone();
+                self.tasks.spawn(async move {
+                    let answer = forward::serve_propose(&inner, group, body).await;
+                    if let (true, Ok(answer)) = (reply.is_closed(), &answer) {
+                        forward::give_back_unheard(&inner, group, asked, answer.clone());
+                    }
+                    reply.send(answer);
+                });
             }
             PeerKind::ReadIndex => {
                 self.spawn(reply, async move { forward::serve_read_index(&inner, group, body).await });
@@ -173,6 +180,10 @@ impl Handler for Front {
             PeerKind::Ask => self.spawn(reply, async move { admin::answer(&inner, body).await }),
             _ => drop(reply),
         }
+    }
+
+    fn too_much(&self, kind: PeerKind) -> Option<Bytes> {
+        (kind == PeerKind::Propose).then(|| forward::refusal_bytes(&Refusal::Full))
     }
 
     fn connected(&self, _from: NodeId, _connection: u64) {}

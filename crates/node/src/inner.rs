@@ -29,6 +29,7 @@ use crate::link::Links;
 use crate::mutes::Mutes;
 use crate::policies::Policies;
 use crate::rates::Samples;
+use crate::reach::Reach;
 use crate::registry::Registry;
 use crate::requests::Requests;
 use crate::room::Room;
@@ -71,6 +72,7 @@ pub(crate) struct Inner {
     pub(crate) room: Room,
     pub(crate) lines: Lines,
     pub(crate) mutes: Mutes,
+    pub(crate) reach: Reach,
     /// Rings when a shard may not know what the catalog says of queues.
     pub(crate) settings_due: Notify,
     /// To the other nodes.

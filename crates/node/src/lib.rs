@@ -41,6 +41,7 @@ mod place;
 mod policies;
 mod queues;
 mod rates;
+mod reach;
 mod registry;
 mod repeat;
 mod requests;

@@ -4,7 +4,8 @@
 //! those that ended, which must not come to life again. Next: `sessions.rs`, and `session_news.rs` for what
 //! is told.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ struct Sessions {
     /// They must not come to life again while a shard still has to free their claims.
     ended: HashMap<SessionId, Arc<Session>>,
     /// Live ones and lost ones of each worker; seldom more than one.
-    by_name: HashMap<WorkerName, Vec<Arc<Session>>>,
+    by_name: BTreeMap<WorkerName, Vec<Arc<Session>>>,
     /// When those of `ended` were learned to have ended, in this order.
     ends: VecDeque<(Millis, SessionId)>,
 }
@@ -224,12 +225,20 @@ impl Registry {
 
     /// The last session of every worker, by name.
     pub(crate) fn all(&self) -> Vec<Arc<Session>> {
+        self.page(None, usize::MAX)
+    }
+
+    /// The same of the workers that come `after` one, at most `limit`.
+    pub(crate) fn page(&self, after: Option<&WorkerName>, limit: usize) -> Vec<Arc<Session>> {
+        let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         let sessions = self.inner.read();
-        let mut all: Vec<Arc<Session>> =
-            sessions.by_name.values().filter_map(|of_worker| last(of_worker).cloned()).collect();
-        drop(sessions);
-        all.sort_by(|a, b| a.name.cmp(&b.name));
-        all
+        let rest = sessions.by_name.range::<WorkerName, _>((begin, Bound::Unbounded));
+        rest.filter_map(|(_, of_worker)| last(of_worker).cloned()).take(limit).collect()
+    }
+
+    /// Looks at the last session of every worker, in no order, until `look` has seen enough.
+    pub(crate) fn any_last(&self, mut look: impl FnMut(&Session) -> bool) -> bool {
+        self.inner.read().by_name.values().filter_map(|of_worker| last(of_worker)).any(|last| look(last))
     }
 
     /// The live sessions for which `pick` says yes.

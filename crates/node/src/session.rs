@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use model::{Fence, FreedReason, Millis, NodeId, SessionId, TaskId, WallTime, WorkerName};
+use model::{Fence, FreedReason, Millis, NodeId, QueueName, SessionId, TaskId, WallTime, WorkerName};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use wire::gossip::{self, Edition, Facts, SessionNews, Wish};
@@ -146,6 +146,11 @@ impl Session {
     /// How many tasks its worker runs at once.
     pub(crate) fn slots(&self) -> u32 {
         self.facts.read().1.slots
+    }
+
+    /// Whether its worker said that it works on `queue`.
+    pub(crate) fn serves(&self, queue: &QueueName) -> bool {
+        self.facts.read().1.queues.contains(queue)
     }
 
     /// The worker said this of itself, to `node`.

@@ -13,8 +13,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 use model::{GroupId, Millis, NodeId, SessionId, limits};
-use tokio::sync::Semaphore;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use wire::gossip::{self, News, SessionNews};
 use wire::peer::PeerKind;
 
@@ -37,15 +37,39 @@ const ASK_TIMEOUT: Duration = Duration::from_millis(300);
 const SESSIONS_IN_MESSAGE: usize = 500;
 /// Beats in one message.
 const BEATS_IN_MESSAGE: usize = 5_000;
-/// Questions under way; over it nothing more is asked.
+/// Questions under way about each; over it nothing more is asked.
 const ASKS_MAX: usize = 256;
 
-/// Whose turn it is to ask.
-pub(crate) struct Asks(Semaphore);
+/// What other nodes are asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum About {
+    /// Sessions that are not known here. Whoever names one causes a question.
+    Unknown,
+    /// Sessions that are about to be called silent.
+    Silent,
+}
+
+/// Whose turn it is to ask. However many ask about what is unknown, there is room to ask about who is silent: an
+/// unasked question would end a worker that another node hears.
+pub(crate) struct Asks {
+    unknown: Semaphore,
+    silent: Semaphore,
+}
 
 impl Default for Asks {
     fn default() -> Asks {
-        Asks(Semaphore::new(ASKS_MAX))
+        Asks { unknown: Semaphore::new(ASKS_MAX), silent: Semaphore::new(ASKS_MAX) }
+    }
+}
+
+impl Asks {
+    /// A place among those who ask, if there is one.
+    fn turn(&self, about: About) -> Option<SemaphorePermit<'_>> {
+        let places = match about {
+            About::Unknown => &self.unknown,
+            About::Silent => &self.silent,
+        };
+        places.try_acquire().ok()
     }
 }
 
@@ -176,7 +200,7 @@ impl Inner {
             // What is left out is heard of again in half a second.
             asked.truncate(SESSIONS_IN_MESSAGE);
             self.tasks.spawn(async move {
-                inner.ask_node(from, gossip::encode_ask(&asked)).await;
+                inner.ask_node(from, About::Unknown, gossip::encode_ask(&asked)).await;
             });
         }
     }
@@ -195,13 +219,14 @@ impl Inner {
     /// answered.
     pub(crate) async fn ask_all(
         self: &Arc<Inner>,
+        about: About,
         sessions: &[SessionId],
         is_enough: impl Fn() -> bool,
     ) -> bool {
         let mut is_answered = false;
         for asked in sessions.chunks(SESSIONS_IN_MESSAGE) {
             let body = gossip::encode_ask(asked);
-            let calls = self.links.up().into_iter().map(|node| self.ask_node(node, body.clone()));
+            let calls = self.links.up().into_iter().map(|node| self.ask_node(node, about, body.clone()));
             let mut answers: FuturesUnordered<_> = calls.collect();
             while let Some(answered) = answers.next().await {
                 is_answered |= answered;
@@ -214,8 +239,8 @@ impl Inner {
     }
 
     /// Asks one node, and learns what it answers. Whether it did.
-    async fn ask_node(self: &Arc<Inner>, node: NodeId, body: Bytes) -> bool {
-        let Ok(_turn) = self.sessions.asks.0.try_acquire() else { return false };
+    async fn ask_node(self: &Arc<Inner>, node: NodeId, about: About, body: Bytes) -> bool {
+        let Some(_turn) = self.sessions.asks.turn(about) else { return false };
         let call = self.links.call(node, PeerKind::SessionAsk, GroupId::CATALOG, body, ASK_TIMEOUT);
         let answer = match call.await {
             Ok(answer) => gossip::decode(answer).map_err(|error| error.to_string()),

@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::events::NodeEvent;
 use crate::inner::{Inner, Node};
 use crate::session::{Asked, Session, is_loss};
+use crate::session_news::About;
 use crate::taken::{Carried, Return};
 use crate::{freeing, session_news};
 
@@ -209,7 +210,7 @@ impl Inner {
             // Over, or another worker's.
             return Ok(None);
         }
-        let is_answered = self.ask_all(&[id], || self.sessions.known(id).is_some()).await;
+        let is_answered = self.ask_all(About::Unknown, &[id], || self.sessions.known(id).is_some()).await;
         if self.sessions.known(id).is_some() {
             return Ok(self.sessions.of(worker, id));
         }

@@ -4,6 +4,7 @@
 //! what runs by itself. Down: leaderships go to others, then what runs by itself ends, then the groups, which
 //! finish and checkpoint, then the links and the log.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,7 +29,7 @@ use crate::inner::{Inner, Node};
 use crate::life::begin;
 use crate::life::identity;
 use crate::life::open::{self, Opened, Opening};
-use crate::life::standing::Life;
+use crate::life::standing::{Found, Life};
 use crate::life::{keeper, members, spread};
 use crate::lines::Lines;
 use crate::link::{self, Links};
@@ -39,7 +40,7 @@ use crate::stats::Counters;
 use crate::status::{self, Statuses};
 use crate::taken::Return;
 use crate::token::Mint;
-use crate::{elections, follow, notices, outbox, queues, rates, room, sessions, taken};
+use crate::{elections, follow, notices, outbox, queues, rates, reach, room, sessions, taken};
 
 /// How a node is reached by others, and reaches them. Ends after everything else.
 pub(crate) struct Outside {
@@ -60,11 +61,12 @@ impl Outside {
                 let me = link::Identity { node: config.node, process: rand::random(), address };
                 let (stopping, tasks) = (stopping.clone(), tasks.clone());
                 let links = Links::start(network.clone(), me, front.clone(), held.clone(), stopping, tasks);
-                links.set_peers(config.peers.clone());
+                links.set_peers(config.peers.clone(), BTreeMap::new());
                 links
             }
         };
         front.serves(&links);
+        life.reaches(&links);
         Outside { links, front, stopping, tasks }
     }
 
@@ -172,7 +174,7 @@ fn check(config: &NodeConfig) -> Result<(), Error> {
 /// What this node knows of its cluster, by its disk.
 fn read_life(config: &NodeConfig, executor: &Arc<dyn Executor>) -> Result<Life, Error> {
     let disk = config.data.clone();
-    let standing = match identity::read(&*disk)? {
+    let (standing, had_log) = match identity::read(&*disk)? {
         Some(identity) if identity.node != config.node => {
             return Err(Error::Broken(format!(
                 "this data directory belongs to node {}, not to node {}: start with --node {}, or with another \
@@ -180,9 +182,14 @@ fn read_life(config: &NodeConfig, executor: &Arc<dyn Executor>) -> Result<Life, 
                 identity.node, config.node, identity.node
             )));
         }
-        Some(identity) => identity.standing,
-        None => Standing::Empty,
+        Some(identity) => (identity.standing, identity.has_log),
+        None => (Standing::Empty, false),
     };
+    let has_log = open::has_log(&*disk)?;
+    if had_log && !has_log {
+        return Err(open::log_is_lost(&*disk));
+    }
+    let has_old_data = has_log && standing == Standing::Empty;
     let listed = match config.peers.is_empty() {
         true => vec![config.node],
         false => config.peers.keys().copied().collect(),
@@ -191,7 +198,8 @@ fn read_life(config: &NodeConfig, executor: &Arc<dyn Executor>) -> Result<Life, 
     let peer = Some(config.peer_address.clone()).filter(|address| !address.is_empty());
     let addresses =
         NodeAddresses { peer: peer.unwrap_or_else(listed_address), http: config.http_address.clone() };
-    Ok(Life::new(config.node, listed, addresses, disk, executor.clone(), standing))
+    let found = Found { standing, has_log: had_log, has_old_data };
+    Ok(Life::new(config.node, listed, addresses, disk, executor.clone(), found))
 }
 
 /// Finds this node's place, opens its groups, and lets messages of other members in.
@@ -202,17 +210,16 @@ async fn open_groups(
     outside: &Outside,
 ) -> Result<Opened, Error> {
     let Outside { links, front, .. } = outside;
-    let is_old = life.standing() == Standing::Empty && open::has_old_data(&*opening.disk)?;
-    let opened = match is_old {
+    let opened = match life.has_data_to_adopt() {
         true => open::adopt(opening, config, life).await?,
         false => {
             let place = begin::find_place(life, links, config).await?;
-            open::open(opening, config, place).await?
+            open::open(opening, config, life, place).await?
         }
     };
     front.opened(opened.replicas());
     life.opened(opened.catalog.clone());
-    links.set_cluster(opened.place.facts.cluster_id);
+    links.set_cluster(opened.place.facts.cluster_id, opened.place.member.incarnation());
     if let Err(error) = open::begin_lone_groups(&opened).await {
         // What was opened must not write any more when the lock is given back.
         let _ = opened.log.close();
@@ -257,6 +264,7 @@ fn inner(
         room: Room::new(config.memory_bytes_max, reserve),
         lines: Lines::new(),
         mutes: Default::default(),
+        reach: Default::default(),
         settings_due: Notify::new(),
         links,
         outside,
@@ -304,6 +312,7 @@ impl Inner {
         tasks.spawn(taken::run(self.clone(), returned));
         tasks.spawn(sessions::run(self.clone()));
         tasks.spawn(rates::run(self.clone()));
+        tasks.spawn(reach::run(self.clone()));
         tasks.spawn(queues::run(self.clone()));
         tasks.spawn(room::run(self.clone(), executor.clone()));
         tasks.spawn(status::run(self.clone(), disk, executor));

@@ -42,6 +42,8 @@ const LEADER_WAIT_IN_LINE: Duration = Duration::from_millis(200);
 const MUTED_SILENT: Duration = Duration::from_millis(100);
 /// How long a claim that has something waits for the other shards that it asked.
 const STRAGGLERS_WAIT: Duration = Duration::from_millis(250);
+/// Between two questions whether a request is known already.
+const REPEAT_PAUSE: Duration = Duration::from_millis(50);
 /// How long after its wait a claim hears what it has asked for. What comes later is given back.
 const LATE: Duration = Duration::from_secs(2);
 /// How long a promise waits for the copy here to see what became of it.
@@ -116,23 +118,24 @@ impl Node {
         if let Some(session) = session.as_ref().filter(|session| !session.may_claim()) {
             return inner.wait_for_nothing(session, call.wait).await;
         }
+        let until = tokio::time::Instant::now() + Duration::from(call.wait);
         let mut ask = Ask { call: &call, request: None, turn: None, session };
         if let Some(id) = &call.request_id {
             let request = request_key(&call.worker, id);
             ask.request = Some(request);
             ask.turn = Some(Arc::new(inner.requests.turn(request).await));
-            if let Some(taken) = inner.repeat(&ask, request).await? {
+            if let Some(taken) = inner.repeat_until(&ask, request, until).await? {
                 return inner.told(taken, &call.queues, ask.session.as_deref());
             }
         }
-        let mut taken = match inner.gather(&ask, call.max).await {
+        let mut taken = match inner.gather(&ask, call.max, None).await {
             Err(error) if call.wait.0 > 0 && is_passing(&error) => Vec::new(),
             taken => taken?,
         };
         if taken.is_empty() {
             taken = match call.wait.0 {
                 0 => inner.look_again(&ask).await?,
-                _ => inner.wait(&ask).await?,
+                _ => inner.wait(&ask, until).await?,
             };
         }
         inner.told(taken, &call.queues, ask.session.as_deref())
@@ -234,26 +237,46 @@ impl Inner {
     /// Looks once more for a claim that cannot wait: what its caller was told by another node may not have
     /// reached the copies here.
     async fn look_again(self: &Arc<Inner>, ask: &Ask<'_>) -> Result<Vec<Taken>, Error> {
-        if self.groups.all().all(|shard| self.groups.leads(shard)) {
-            return Ok(Vec::new());
+        if !self.groups.all().all(|shard| self.groups.leads(shard)) {
+            self.groups.catch_up(CATCH_UP_WAIT).await;
+            let taken = self.gather(ask, ask.call.max, None).await?;
+            if !taken.is_empty() {
+                return Ok(taken);
+            }
         }
-        self.groups.catch_up(CATCH_UP_WAIT).await;
-        let taken = self.gather(ask, ask.call.max).await?;
-        if taken.is_empty() && self.groups.all().all(|shard| self.groups.leader_of(shard).is_none()) {
-            return Err(Error::Unavailable);
-        }
-        Ok(taken)
+        self.nothing(&self.shards_of(&ask.call.queues))
     }
 
-    /// Gathers what is ready now, up to `want`.
-    async fn gather(self: &Arc<Inner>, ask: &Ask<'_>, want: u32) -> Result<Vec<Taken>, Error> {
+    /// The answer to a claim that got nothing. Only who could have got something knows that there is nothing.
+    fn nothing(&self, shards: &[ShardId]) -> Result<Vec<Taken>, Error> {
+        if self.is_cut_off(shards) { Err(Error::Unavailable) } else { Ok(Vec::new()) }
+    }
+
+    /// Gathers what is ready now, up to `want`. Who has something does not wait long for more: `until` then, or
+    /// for [`STRAGGLERS_WAIT`] after the first came.
+    async fn gather(
+        self: &Arc<Inner>,
+        ask: &Ask<'_>,
+        want: u32,
+        mut until: Option<tokio::time::Instant>,
+    ) -> Result<Vec<Taken>, Error> {
         let mut gathered = Vec::new();
         let mut left = want;
         for _ in 0..ROUNDS_MAX {
             let Some(promised) = self.promise(&ask.call.queues, left) else { break };
-            let taken = self.take(ask, promised).await;
+            let take = self.take(ask, promised);
+            let taken = match until {
+                None => take.await,
+                Some(until) => match tokio::time::timeout_at(until, take).await {
+                    Ok(taken) => taken,
+                    Err(_) => break,
+                },
+            };
             let count = keep(&mut gathered, taken)?;
             left -= count.min(left);
+            if count > 0 {
+                until = until.or_else(|| Some(stragglers_until()));
+            }
             // A shard that is asked again by the same request would say the same again.
             if left == 0 || (ask.request.is_some() && count > 0) {
                 break;
@@ -263,16 +286,22 @@ impl Inner {
     }
 
     /// Waits in line for the first task.
-    async fn wait(self: &Arc<Inner>, ask: &Ask<'_>) -> Result<Vec<Taken>, Error> {
-        let until = tokio::time::Instant::now() + Duration::from(ask.call.wait);
+    async fn wait(
+        self: &Arc<Inner>,
+        ask: &Ask<'_>,
+        until: tokio::time::Instant,
+    ) -> Result<Vec<Taken>, Error> {
+        let shards = self.shards_of(&ask.call.queues);
+        let mut cut_off = std::pin::pin!(self.reach.until_cut_off(&shards, LEADER_WAIT));
         let parked = self.park(&ask.call.queues, ask.call.max)?;
         loop {
             parked.enter();
             let woken = tokio::select! {
-                () = parked.waiter.told.notified() => true,
-                () = tokio::time::sleep_until(until) => false,
-                () = Session::until_no_claims(ask.session.as_deref()) => false,
-                () = self.stopping.cancelled() => false,
+                () = parked.waiter.told.notified() => Woken::Offer,
+                () = tokio::time::sleep_until(until) => Woken::Late,
+                () = &mut cut_off => Woken::CutOff,
+                () = Session::until_no_claims(ask.session.as_deref()) => Woken::Gone,
+                () = self.stopping.cancelled() => Woken::Gone,
             };
             parked.leave();
             if let Some(shares) = parked.waiter.take() {
@@ -286,16 +315,25 @@ impl Inner {
                 if count > 0 {
                     let left = ask.call.max - count.min(ask.call.max);
                     if left > 0 && ask.request.is_none() {
-                        gathered.extend(self.gather(ask, left).await.unwrap_or_default());
+                        let more = self.gather(ask, left, Some(stragglers_until())).await;
+                        gathered.extend(more.unwrap_or_default());
                     }
                     return Ok(gathered);
                 }
             }
-            if !woken || tokio::time::Instant::now() >= until {
+            match woken {
+                Woken::Gone => return Ok(Vec::new()),
+                Woken::CutOff if self.is_cut_off(&shards) => break,
+                // A leader was found since the last look.
+                Woken::CutOff => cut_off.set(self.reach.until_cut_off(&shards, LEADER_WAIT)),
+                Woken::Offer => {}
+                Woken::Late => break,
+            }
+            if tokio::time::Instant::now() >= until {
                 break;
             }
         }
-        Ok(Vec::new())
+        self.nothing(&shards)
     }
 
     /// The answer to a worker that drains or stops: nothing, but not before its wait is over. It would
@@ -338,8 +376,9 @@ impl Inner {
         let mut until = None;
         loop {
             let next = match until {
-                // A caller with a request id comes again for what it was not told of, and finds it.
-                Some(until) if ask.request.is_none() => {
+                // A caller with a request id may come again for what it was not told of, so that is kept. When it
+                // does not come, its session's beats give it back; without one, only the deadline does.
+                Some(until) if ask.request.is_none() || ask.session.is_some() => {
                     let Ok(next) = tokio::time::timeout_at(until, asked.next()).await else { break };
                     next
                 }
@@ -347,7 +386,7 @@ impl Inner {
             };
             let Some(some) = next else { break };
             if until.is_none() && some.as_ref().is_ok_and(|taken: &Taken| taken.len() > 0) {
-                until = Some(tokio::time::Instant::now() + STRAGGLERS_WAIT);
+                until = Some(stragglers_until());
             }
             taken.push(some);
         }
@@ -442,6 +481,31 @@ impl Inner {
         }
     }
 
+    /// The same as [`Inner::repeat`], again while a shard cannot say and the claim can wait.
+    async fn repeat_until(
+        self: &Arc<Inner>,
+        ask: &Ask<'_>,
+        request: KeyHash,
+        until: tokio::time::Instant,
+    ) -> Result<Option<Vec<Taken>>, Error> {
+        let shards = self.shards_of(&ask.call.queues);
+        loop {
+            let error = match self.repeat(ask, request).await {
+                Err(error) if is_passing(&error) => error,
+                known => return known,
+            };
+            tokio::select! {
+                () = tokio::time::sleep(REPEAT_PAUSE) => {}
+                () = Session::until_no_claims(ask.session.as_deref()) => return Err(error),
+                () = self.stopping.cancelled() => return Err(error),
+            }
+            // Who reaches nobody says so at once: the caller may ask another node.
+            if tokio::time::Instant::now() >= until || self.is_cut_off(&shards) {
+                return Err(error);
+            }
+        }
+    }
+
     /// Asks the shards that know this request; nothing when none does.
     async fn repeat(self: &Arc<Inner>, ask: &Ask<'_>, request: KeyHash) -> Result<Option<Vec<Taken>>, Error> {
         let looks = self.groups.all().map(|shard| async move {
@@ -523,6 +587,23 @@ impl Ask<'_> {
             request: self.request,
         })
     }
+}
+
+/// Why a claim in line looks up.
+enum Woken {
+    /// There is an offer.
+    Offer,
+    /// Its time is over.
+    Late,
+    /// This node has reached no leader for long.
+    CutOff,
+    /// It may have nothing any more.
+    Gone,
+}
+
+/// How long one that has something waits for more.
+fn stragglers_until() -> tokio::time::Instant {
+    tokio::time::Instant::now() + STRAGGLERS_WAIT
 }
 
 fn check(call: &ClaimCall) -> Result<(), Error> {

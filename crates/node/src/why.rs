@@ -40,9 +40,9 @@ impl Inner {
     /// Whether somebody waits for, or works on, the task's queue.
     fn is_asked_for(&self, view: &TaskView) -> bool {
         self.lines.has_waiters(&view.queue)
-            || self.workers().iter().any(|worker| {
-                worker.state == WorkerState::Running && worker.facts.queues.contains(&view.queue)
-            })
+            || self
+                .sessions
+                .any_last(|session| session.state() == WorkerState::Running && session.serves(&view.queue))
     }
 
     fn line(&self, why: &Why, view: &TaskView, order_key: Option<&str>, now: WallTime) -> Option<WhyLine> {

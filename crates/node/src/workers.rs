@@ -1,7 +1,6 @@
 //! Workers, as people see them, and what people ask of them: the same at every node, wherever a worker speaks.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -14,6 +13,9 @@ use crate::info::Slots;
 use crate::inner::{Inner, Node};
 use crate::session::Session;
 
+/// Claims looked up in a shard at a time.
+const STEP: usize = 10_000;
+
 impl Node {
     /// All workers with a session, and those lost in the last ten minutes, by name.
     pub fn workers(&self) -> Vec<WorkerInfo> {
@@ -24,14 +26,14 @@ impl Node {
     pub fn workers_page(&self, cursor: Option<&str>, limit: usize) -> Result<WorkerPage, Error> {
         let after = cursor.map(after).transpose()?;
         let inner = &self.inner;
-        let sessions = inner.sessions.all();
-        let slots = inner.slots(&sessions);
-        let begin = after.map_or(0, |after| sessions.partition_point(|session| session.name <= after));
-        let rest = &sessions[begin..];
-        let page = &rest[..rest.len().min(limit.max(1))];
-        let cursor = page.last().filter(|_| page.len() < rest.len());
+        let limit = limit.max(1);
+        // One more shows whether there are more.
+        let mut page = inner.sessions.page(after.as_ref(), limit.saturating_add(1));
+        let has_more = page.len() > limit;
+        page.truncate(limit);
+        let cursor = page.last().filter(|_| has_more);
         Ok(WorkerPage {
-            slots,
+            slots: inner.slots(),
             workers: page.iter().map(|session| inner.worker_info(session)).collect(),
             cursor: cursor.map(|session| URL_SAFE_NO_PAD.encode(session.name.as_str())),
         })
@@ -45,7 +47,7 @@ impl Node {
 
     /// Room for running tasks over all running workers.
     pub fn slots(&self) -> Slots {
-        self.inner.slots(&self.inner.sessions.all())
+        self.inner.slots()
     }
 
     /// Asks a worker to claim nothing more and to finish what runs.
@@ -84,15 +86,34 @@ impl Inner {
         info(session, claims.iter().map(|claim| (claim.task, claim.fence)).collect())
     }
 
-    /// Room for running tasks over those of `sessions` that run.
-    pub(crate) fn slots(&self, sessions: &[Arc<Session>]) -> Slots {
+    /// Room for running tasks over all running workers. Costs a look at each session and at each claim.
+    pub(crate) fn slots(&self) -> Slots {
+        let held = self.held();
         let mut slots = Slots::default();
-        for session in sessions.iter().filter(|session| session.state() == WorkerState::Running) {
-            let total = u64::from(session.slots());
-            slots.total += total;
-            slots.open += total.saturating_sub(self.claims_of(session.id).len() as u64);
-        }
+        self.sessions.any_last(|session| {
+            if session.state() == WorkerState::Running {
+                let total = u64::from(session.slots());
+                slots.total += total;
+                slots.open += total.saturating_sub(held.get(&session.id).copied().unwrap_or(0));
+            }
+            false
+        });
         slots
+    }
+
+    /// How many claims each session holds.
+    fn held(&self) -> HashMap<SessionId, u64> {
+        let mut held = HashMap::new();
+        for shard in self.groups.all() {
+            let mut from = Some((SessionId(0), Fence(0)));
+            while let Some(first) = from {
+                let step = self.groups.look(shard, |state| state.held_from(first, STEP));
+                let last = step.last().filter(|_| step.len() == STEP);
+                from = last.map(|&(session, fence)| (session, Fence(fence.0.saturating_add(1))));
+                step.iter().for_each(|(session, _)| *held.entry(*session).or_default() += 1);
+            }
+        }
+        held
     }
 
     fn ask(&self, worker: &WorkerName, wish: Wish) -> Result<(), Error> {

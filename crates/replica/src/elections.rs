@@ -3,27 +3,47 @@
 //!
 //! Those that are there take their turns: the first asks for votes at once, the next only when that brought no
 //! leader. Whoever sees the leader gone too gives its vote although it heard from it a moment ago (`receive`):
-//! what it promised the leader is courtesy, not safety.
+//! what it promised the leader is courtesy, not safety. One that sees it gone alone may be wrong, since a
+//! firewall refuses as a dead process does: so it asks first who would vote for it, and the term stays as it is
+//! unless a majority would.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use model::{GroupId, MemberId, NodeId};
-use tokio::time::sleep;
+use openraft::async_runtime::WatchReceiver;
+use openraft::raft::VoteRequest;
+use prost::Message;
+use tokio::time::{sleep, timeout};
+use wire::peer::PeerKind;
+use wire::raft::{VoteAnswer, VoteAsk, encode};
 
 use crate::codec::Codec;
 use crate::members;
+use crate::peers::Pace;
+use crate::propose::Raft;
 use crate::replica::Replica;
+use crate::shared::Shared;
+use crate::type_config::{Vote, log_id_to_message, vote_to_message};
 
 /// How long the next in turn waits for the one before.
 const TURN: Duration = Duration::from_millis(200);
 /// How often each asks: at first others may not have seen yet that the leader is gone.
 const TRIES: u32 = 3;
 
-/// Whether the others are asked before the term grows.
+/// How long the others have to say whether they would vote: less than a turn, more than they wait for the word
+/// that the leader is gone.
+const ASK_WAIT: Duration = Duration::from_millis(150);
+
+/// How the others are asked before the term grows.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Before {
-    Asked,
-    NotAsked,
+enum Ask {
+    /// By the engine, unless this member heard from a leader a moment ago.
+    IfUnled,
+    /// Here: the leader that was heard a moment ago is gone.
+    AfterLoss,
 }
 
 impl<M: Codec> Replica<M> {
@@ -40,7 +60,7 @@ impl<M: Codec> Replica<M> {
         let raft = self.inner.raft.clone();
         // None while somebody asks for votes, or another when somebody has got them.
         let is_replaced = move || members::leader(&raft).is_some_and(|leader| leader != gone);
-        self.ask_in_turn(turn, left.len(), Before::NotAsked, is_replaced);
+        self.ask_in_turn(turn, left.len(), Ask::AfterLoss, is_replaced);
     }
 
     /// After a start: this node can talk to the nodes that `is_up` names. When they and this one are enough,
@@ -61,7 +81,7 @@ impl<M: Codec> Replica<M> {
         }
         tracing::debug!(group = %self.group(), turn, "enough members have met");
         // Somebody may lead whom we have not heard yet: it keeps its term.
-        self.ask_in_turn(turn, here.len(), Before::Asked, has_leader);
+        self.ask_in_turn(turn, here.len(), Ask::IfUnled, has_leader);
         true
     }
 
@@ -69,22 +89,60 @@ impl<M: Codec> Replica<M> {
         &self,
         turn: usize,
         members: usize,
-        before: Before,
+        ask: Ask,
         is_over: impl Fn() -> bool + Send + 'static,
     ) {
         let round = TURN * members as u32;
         let (raft, stop) = (self.inner.raft.clone(), self.inner.stop.subscribe());
+        let (shared, voters) = (self.inner.shared.clone(), self.members().voters);
         tokio::spawn(async move {
             sleep(TURN * turn as u32).await;
             for _ in 0..TRIES {
-                let is_asked = before == Before::Asked;
-                if is_over() || *stop.borrow() || raft.trigger().elect(is_asked).await.is_err() {
+                if is_over() || *stop.borrow() {
+                    return;
+                }
+                let is_tried = match ask {
+                    Ask::IfUnled => true,
+                    Ask::AfterLoss => {
+                        let asked = timeout(ASK_WAIT, would_win(&shared, &raft, &voters)).await;
+                        // Somebody else may have been faster meanwhile.
+                        asked.unwrap_or(false) && !is_over()
+                    }
+                };
+                if is_tried && raft.trigger().elect(ask == Ask::IfUnled).await.is_err() {
                     return;
                 }
                 sleep(round).await;
             }
         });
     }
+}
+
+/// Whether a majority would vote for this member, itself included. Changes nothing anywhere.
+async fn would_win<M: Codec>(shared: &Shared<M>, raft: &Raft<M>, voters: &BTreeSet<MemberId>) -> bool {
+    let me = shared.member;
+    let term = raft.server_metrics().borrow_watched().vote.leader_id.term + 1;
+    let vote = Vote::new(term, me.bits());
+    // Asked itself, it says what its last entry is.
+    let own = raft.pre_vote(VoteRequest::new(vote, None)).await;
+    let Ok(last) = own.map(|own| own.last_log_id.map(log_id_to_message)) else { return false };
+    let body = encode(&VoteAsk { vote: Some(vote_to_message(&vote)), last, leadership_transfer: false });
+    let ask = |to: &MemberId| {
+        let sent = shared.peers.send(*to, shared.group, PeerKind::PreVote, body.clone(), Pace::Now);
+        async move {
+            let answer = sent.await.ok()?.await.ok()?;
+            Some(VoteAnswer::decode(answer).ok()?.granted)
+        }
+    };
+    let mut answers: FuturesUnordered<_> = voters.iter().filter(|to| **to != me).map(ask).collect();
+    let mut grants = 1;
+    while 2 * grants <= voters.len() {
+        match answers.next().await {
+            Some(granted) => grants += usize::from(granted == Some(true)),
+            None => return false,
+        }
+    }
+    true
 }
 
 /// Whose turn it is: 0 is the first. Groups begin with different members, so that their leaders are spread.

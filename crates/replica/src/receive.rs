@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::BoxFuture;
-use model::{Elapsed, MemberId};
+use model::{Elapsed, MemberId, NodeId};
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::{
     AppendEntriesRequest, StreamAppendError, StreamAppendResult, TransferLeaderError, TransferLeaderRequest,
@@ -226,7 +226,9 @@ impl<M: Codec> Replica<M> {
         Box::pin(async move {
             match kind {
                 PeerKind::Vote => vote(&shared, &raft, decode(body)?).await.map(|answer| encode(&answer)),
-                PeerKind::PreVote => pre_vote(&raft, decode(body)?).await.map(|answer| encode(&answer)),
+                PeerKind::PreVote => {
+                    pre_vote(&shared, &raft, decode(body)?).await.map(|answer| encode(&answer))
+                }
                 PeerKind::Transfer => hand_over(&raft, decode(body)?).await.map(|answer| encode(&answer)),
                 PeerKind::Snapshot => {
                     let step: SnapshotStep = decode(body)?;
@@ -249,10 +251,15 @@ fn vote_request(ask: VoteAsk) -> Result<VoteRequest<Types>> {
     Ok(request)
 }
 
+/// The node that leads, if it is another one.
+fn other_leader<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> Option<NodeId> {
+    let leader = raft.server_metrics().borrow_watched().current_leader.map(node_of);
+    leader.filter(|leader| *leader != shared.member.node())
+}
+
 async fn vote<M: Codec>(shared: &Shared<M>, raft: &Raft<M>, ask: VoteAsk) -> Result<VoteAnswer> {
     let mut request = vote_request(ask)?;
-    let leader = raft.server_metrics().borrow_watched().current_leader.map(node_of);
-    let leader = leader.filter(|leader| *leader != shared.member.node());
+    let leader = other_leader(shared, raft);
     let is_gone = || leader.is_some_and(|leader| shared.peers.is_gone(leader));
     // The engine would wait until the leader has been silent for long enough; it is known to be gone.
     request.leadership_transfer |= is_gone();
@@ -272,8 +279,19 @@ async fn vote<M: Codec>(shared: &Shared<M>, raft: &Raft<M>, ask: VoteAsk) -> Res
     })
 }
 
-async fn pre_vote<M: Codec>(raft: &Raft<M>, ask: VoteAsk) -> Result<VoteAnswer> {
-    let answer = raft.pre_vote(vote_request(ask)?).await.map_err(|_| Error::Stopped)?;
+async fn pre_vote<M: Codec>(shared: &Shared<M>, raft: &Raft<M>, ask: VoteAsk) -> Result<VoteAnswer> {
+    let request = vote_request(ask)?;
+    let leader = other_leader(shared, raft);
+    let mut answer = raft.pre_vote(request.clone()).await.map_err(|_| Error::Stopped)?;
+    // As `vote` would: a leader that is known to be gone does not stand in the way.
+    let is_newer = request.vote.leader_id.term > answer.vote.leader_id.term;
+    let has_all = request.last_log_id >= answer.last_log_id;
+    if let (false, true, true, Some(leader)) = (answer.vote_granted, is_newer, has_all, leader) {
+        if !shared.peers.is_gone(leader) {
+            sleep(GONE_WAIT).await;
+        }
+        answer.vote_granted = shared.peers.is_gone(leader);
+    }
     Ok(VoteAnswer {
         vote: Some(vote_to_message(&answer.vote)),
         last: answer.last_log_id.map(log_id_to_message),

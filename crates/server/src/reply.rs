@@ -75,12 +75,10 @@ impl Indexes {
         }
     }
 
-    /// What the groups that `wrote` picks have committed by now. For rare writes over several groups:
+    /// How far the groups that `wrote` picks are written by now. For rare writes over several groups:
     /// everything that the call did is at or before these.
     pub(crate) fn committed(app: &App, wrote: impl Fn(GroupId) -> bool) -> Indexes {
-        let groups = app.node.info().groups;
-        let picked = groups.iter().filter(|line| wrote(line.group));
-        Indexes(picked.map(|line| (line.group, line.commit)).collect())
+        Indexes(app.node.written().into_iter().filter(|(group, _)| wrote(*group)).collect())
     }
 
     /// Writes the header, if anything was written at all.

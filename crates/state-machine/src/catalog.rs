@@ -79,6 +79,11 @@ impl Catalog {
         self.nodes.removed.get(&node).copied()
     }
 
+    /// All nodes that were removed and did not come back, each with its last life.
+    pub fn removed_nodes(&self) -> impl Iterator<Item = (NodeId, u64)> {
+        self.nodes.removed.iter().map(|(node, incarnation)| (*node, *incarnation))
+    }
+
     /// Who shall vote in a group; nothing when nobody has said so yet.
     pub fn voters(&self, group: GroupId) -> Option<&[NodeId]> {
         self.nodes.voters.get(&group).map(Vec::as_slice)

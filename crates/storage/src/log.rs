@@ -184,16 +184,6 @@ impl Log {
         self.fatal().map_or(Ok(()), Err)
     }
 
-    /// Bytes of segments that are kept for entries of this group, and perhaps of others.
-    pub fn bytes_pinned_by(&self, group: GroupId) -> u64 {
-        self.handle.shared.table.lock().pinned_by(group)
-    }
-
-    /// Groups that should be checkpointed and purged now, worst first, with the bytes they pin.
-    pub fn lagging_groups(&self) -> Vec<(GroupId, u64)> {
-        self.handle.shared.table.lock().lagging(self.handle.shared.options.lag_bytes)
-    }
-
     /// The counters as they are now.
     pub fn stats(&self) -> LogStats {
         let shared = &self.handle.shared;

@@ -118,17 +118,6 @@ impl Table {
         oldest.map_or(0, |at| self.segments.range(at..closed).map(|facts| facts.segment.bytes).sum())
     }
 
-    /// Groups that pin more than `bytes`, worst first.
-    pub(crate) fn lagging(&self, bytes: u64) -> Vec<(GroupId, u64)> {
-        let groups = self.segments.iter().map(|facts| facts.ends.len()).max().unwrap_or(0);
-        let mut lagging: Vec<_> = (0..groups as u16)
-            .map(|group| (GroupId(group), self.pinned_by(GroupId(group))))
-            .filter(|(_, pinned)| *pinned > bytes)
-            .collect();
-        lagging.sort_by_key(|(_, pinned)| std::cmp::Reverse(*pinned));
-        lagging
-    }
-
     fn first_of(&self, group: usize) -> u64 {
         self.firsts.get(group).copied().unwrap_or(0)
     }

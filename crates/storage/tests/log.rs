@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
-use model::GroupId;
 use storage::{Disk, Error, InlineExecutor, Log, LogId, MemDisk, Open, Reserve};
 use support::*;
 
@@ -136,7 +135,7 @@ fn segments_without_unpurged_entries_are_used_again_and_the_directory_stays_smal
 }
 
 #[test]
-fn a_group_that_is_not_purged_pins_segments_and_is_named() {
+fn a_group_that_is_not_purged_pins_segments_and_lags() {
     let disk = MemDisk::new();
     let log = open(&disk);
     let (one, two) = (group(&log, 1), group(&log, 2));
@@ -145,13 +144,10 @@ fn a_group_that_is_not_purged_pins_segments_and_is_named() {
         append(&one, entries(index..index + 1, 2000));
     }
     purge(&one, 99);
-    assert_eq!(log.bytes_pinned_by(GroupId(1)), 0);
-    let pinned = log.bytes_pinned_by(GroupId(2));
-    assert!(pinned > 10 * SEGMENT_BYTES, "{pinned}");
-    assert_eq!(log.lagging_groups(), [(GroupId(2), pinned)]);
-    assert!(log.group(GroupId(2)).is_lagging() && !log.group(GroupId(1)).is_lagging());
+    assert!(log.stats().segments > 10, "{:?}", log.stats());
+    assert!(two.is_lagging() && !one.is_lagging());
     purge(&two, 0);
-    assert_eq!(log.lagging_groups(), []);
+    assert!(!two.is_lagging() && !one.is_lagging());
     assert_eq!(log.stats().segments, 1);
 }
 

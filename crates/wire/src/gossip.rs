@@ -223,7 +223,7 @@ pub fn encode(news: &News) -> Bytes {
     message.encode_to_vec().into()
 }
 
-/// News from their bytes.
+/// News from their bytes. A session that cannot be read is passed over: it says nothing of the others.
 pub fn decode(bytes: Bytes) -> Result<News, Malformed> {
     let message = NewsMessage::decode(bytes)?;
     let heard = sessions(&message.heard)?;
@@ -232,7 +232,7 @@ pub fn decode(bytes: Bytes) -> Result<News, Malformed> {
     }
     let ages = message.heard_ages_ms.into_iter().map(Millis);
     Ok(News {
-        sessions: message.sessions.into_iter().map(SessionNews::try_from).collect::<Result<_, _>>()?,
+        sessions: message.sessions.into_iter().filter_map(|session| session.try_into().ok()).collect(),
         heard: heard.into_iter().zip(ages).collect(),
         wants_all: message.wants_all,
     })
@@ -445,19 +445,35 @@ mod tests {
     #[test]
     fn what_cannot_be_is_malformed() {
         let bytes = |message: NewsMessage| Bytes::from(message.encode_to_vec());
-        let with =
-            |session: SessionMessage| bytes(NewsMessage { sessions: vec![session], ..Default::default() });
-        let good = || SessionMessage::from(&bare());
         for (what, bytes) in [
             ("half a session", bytes(NewsMessage { heard: vec![1], ..Default::default() })),
             ("a beat without an age", bytes(NewsMessage { heard: vec![1, 2], ..Default::default() })),
-            ("no session", with(SessionMessage { session: None, ..good() })),
-            ("no worker", with(SessionMessage { worker: Bytes::new(), ..good() })),
-            ("a wish that is none", with(SessionMessage { wish: 3, ..good() })),
-            ("an end without reason", with(SessionMessage { over: Some(OverMessage::default()), ..good() })),
             ("bytes that are none", Bytes::from_static(&[0x0a, 0xff])),
         ] {
             assert!(decode(bytes).is_err(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_session_that_cannot_be_read_takes_no_other_with_it() {
+        let good = || SessionMessage::from(&bare());
+        let many = FactsMessage { queues: vec![Bytes::from_static(b"q"); 65], ..Default::default() };
+        for (what, session) in [
+            ("no session", SessionMessage { session: None, ..good() }),
+            ("no worker", SessionMessage { worker: Bytes::new(), ..good() }),
+            ("a wish that is none", SessionMessage { wish: 3, ..good() }),
+            ("an end without reason", SessionMessage { over: Some(OverMessage::default()), ..good() }),
+            ("too many queues", SessionMessage { facts: Some(many), ..good() }),
+        ] {
+            let sessions = vec![SessionMessage::from(&full()), session, good()];
+            let message =
+                NewsMessage { sessions, heard: vec![1, 2], heard_ages_ms: vec![3], wants_all: true };
+            let expected = News {
+                sessions: vec![full(), bare()],
+                heard: vec![(SessionId(1 << 64 | 2), Millis(3))],
+                wants_all: true,
+            };
+            assert_eq!(decode(message.encode_to_vec().into()).unwrap(), expected, "{what}");
         }
     }
 }

@@ -43,6 +43,8 @@ pub struct Identity {
     pub node: NodeId,
     /// What it knows of its cluster.
     pub standing: Standing,
+    /// It has made its log: without one it has forgotten what it promised.
+    pub has_log: bool,
 }
 
 /// Asks a node what it knows of a cluster.
@@ -50,6 +52,9 @@ pub struct Identity {
 pub struct Probe {
     /// Who the asker is, if it is part of a cluster.
     pub member: Option<MemberId>,
+    /// The asker gives up a promise if nobody is a member: whoever says so must not become one by what it heard
+    /// before.
+    pub is_promising: bool,
 }
 
 /// What a node answers to a probe.
@@ -120,6 +125,8 @@ struct IdentityMessage {
     prepared: Option<FoundMessage>,
     #[prost(message, optional, tag = "3")]
     member: Option<MemberMessage>,
+    #[prost(bool, tag = "4")]
+    has_log: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -135,6 +142,8 @@ struct MemberMessage {
 struct ProbeMessage {
     #[prost(uint64, optional, tag = "1")]
     member: Option<u64>,
+    #[prost(bool, tag = "2")]
+    is_promising: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -225,7 +234,7 @@ impl Identity {
                 (None, Some(MemberMessage { member: member.bits(), founding }))
             }
         };
-        bytes_of(&IdentityMessage { node: self.node.0, prepared, member })
+        bytes_of(&IdentityMessage { node: self.node.0, prepared, member, has_log: self.has_log })
     }
 
     /// From its bytes.
@@ -241,19 +250,21 @@ impl Identity {
                 Standing::Member { member: MemberId::from_bits(member.member), facts, founders: nodes }
             }
         };
-        Ok(Identity { node, standing })
+        Ok(Identity { node, standing, has_log: message.has_log })
     }
 }
 
 impl Probe {
     /// As bytes.
     pub fn encode(&self) -> Bytes {
-        bytes_of(&ProbeMessage { member: self.member.map(MemberId::bits) })
+        let Probe { member, is_promising } = *self;
+        bytes_of(&ProbeMessage { member: member.map(MemberId::bits), is_promising })
     }
 
     /// From its bytes.
     pub fn decode(bytes: Bytes) -> Result<Probe, Malformed> {
-        Ok(Probe { member: ProbeMessage::decode(bytes)?.member.map(MemberId::from_bits) })
+        let ProbeMessage { member, is_promising } = ProbeMessage::decode(bytes)?;
+        Ok(Probe { member: member.map(MemberId::from_bits), is_promising })
     }
 }
 
@@ -357,13 +368,15 @@ mod tests {
     fn identities() -> Vec<Identity> {
         let Founding { facts, nodes } = founding();
         let member = MemberId::new(NodeId(2), 3);
+        let joined = Standing::Member { member, facts: facts.clone(), founders: Vec::new() };
         [
-            Standing::Empty,
-            Standing::Prepared(founding()),
-            Standing::Member { member, facts: facts.clone(), founders: nodes },
-            Standing::Member { member, facts, founders: Vec::new() },
+            (Standing::Empty, false),
+            (Standing::Prepared(founding()), false),
+            (Standing::Member { member, facts, founders: nodes }, false),
+            (joined.clone(), false),
+            (joined, true),
         ]
-        .map(|standing| Identity { node: NodeId(2), standing })
+        .map(|(standing, has_log)| Identity { node: NodeId(2), standing, has_log })
         .to_vec()
     }
 
@@ -373,8 +386,9 @@ mod tests {
             assert_eq!(Identity::decode(identity.encode()), Ok(identity));
         }
         assert_eq!(Founding::decode(founding().encode()), Ok(founding()));
-        for member in [None, Some(MemberId::new(NodeId(1), 1))] {
-            assert_eq!(Probe::decode(Probe { member }.encode()), Ok(Probe { member }));
+        for (member, is_promising) in [(None, true), (Some(MemberId::new(NodeId(1), 1)), false)] {
+            let probe = Probe { member, is_promising };
+            assert_eq!(Probe::decode(probe.encode()), Ok(probe));
         }
         for kind in [StandingKind::Empty, StandingKind::Prepared, StandingKind::Member] {
             let answer = ProbeAnswer {

@@ -205,6 +205,9 @@ pub struct Hello {
     /// Whom it wants to talk to.
     #[prost(uint64, tag = "7")]
     pub to: u64,
+    /// Which of its lives it is in the cluster; nothing while it knows none.
+    #[prost(uint64, optional, tag = "8")]
+    pub incarnation: Option<u64>,
 }
 
 /// What the other side says to a [`Hello`].
@@ -228,6 +231,9 @@ pub struct HelloAnswer {
     /// Why it does not want to talk; nothing means welcome.
     #[prost(message, optional, tag = "6")]
     pub refusal: Option<Refusal>,
+    /// As in [`Hello::incarnation`].
+    #[prost(uint64, optional, tag = "7")]
+    pub incarnation: Option<u64>,
 }
 
 /// Why a node does not want to talk.
@@ -371,6 +377,7 @@ mod tests {
             process: 4,
             address: "n:1".to_owned(),
             to: 5,
+            incarnation: None,
         };
         let bytes = greeting(&hello).unwrap();
         let expected: &[u8] = &[
@@ -381,7 +388,16 @@ mod tests {
         assert_eq!(bytes[..], *expected);
         let head = bytes[..HELLO_HEAD_BYTES].try_into().unwrap();
         assert_eq!(greeting_bytes(head), Some(40));
-        assert_eq!(Hello::decode(&bytes[HELLO_HEAD_BYTES..]), Ok(hello));
+        assert_eq!(Hello::decode(&bytes[HELLO_HEAD_BYTES..]), Ok(hello.clone()));
+        // The first life is not the same as none.
+        for (incarnation, tail) in [(0, [64, 0]), (6, [64, 6])] {
+            let hello = Hello { incarnation: Some(incarnation), ..hello.clone() };
+            let bytes = greeting(&hello).unwrap();
+            assert_eq!(bytes[HELLO_HEAD_BYTES..], [&expected[HELLO_HEAD_BYTES..], &tail].concat());
+            assert_eq!(Hello::decode(&bytes[HELLO_HEAD_BYTES..]), Ok(hello));
+        }
+        let answer = HelloAnswer { version: 1, node: 3, incarnation: Some(0), ..HelloAnswer::default() };
+        assert_eq!(answer.encode_to_vec(), [8, 1, 24, 3, 56, 0]);
         assert_eq!(cluster_from_bytes(&cluster_bytes(0x0102)), Some(0x0102));
         assert_eq!((cluster_from_bytes(&[]), cluster_from_bytes(&[1])), (Some(0), None));
     }

@@ -23,6 +23,7 @@ mod partitions;
 mod restarts;
 mod rig;
 mod starts;
+mod strangers;
 mod tls;
 mod wipe;
 mod workers;

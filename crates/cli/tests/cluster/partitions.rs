@@ -23,6 +23,8 @@ const REFUSAL_MAX: Duration = Duration::from_millis(2_500);
 /// [`UNKNOWN_MAX`].
 const ON_ITS_WAY: Duration = Duration::from_secs(2);
 const UNKNOWN_MAX: Duration = Duration::from_millis(10_500);
+/// How long a node may take to know that it is cut off. Until then it says in good faith that nothing is ready.
+const NOTICED: Duration = Duration::from_secs(3);
 /// How long a cut lasts at least: longer than any lease.
 const CUT: Duration = Duration::from_secs(5);
 /// Leader changes of one group while a node flaps.
@@ -143,6 +145,8 @@ fn refused(address: SocketAddr, kept: &str, cut: Instant) -> Vec<Duration> {
         ("POST", "/v1/queues/kept/tasks", write.to_string()),
         ("GET", kept, String::new()),
         ("POST", "/v1/claims", claim.to_string()),
+        ("POST", "/v1/claims", json!({"queues": ["empty"], "worker": "w"}).to_string()),
+        ("POST", "/v1/claims", json!({"queues": ["empty"], "worker": "w", "wait_ms": 20_000}).to_string()),
     ];
     let ask_on = &|(method, path, body): &(&str, &str, String)| {
         let (mut client, mut took) = (Client::of(address), Vec::new());
@@ -152,7 +156,19 @@ fn refused(address: SocketAddr, kept: &str, cut: Instant) -> Vec<Duration> {
             let answer = client.once(method, path, body, Duration::ZERO).unwrap();
             let what = format!("alone for {:?}: {method} {path}: {answer:?}", sent - cut);
             match answer.status {
-                503 => took.push(sent.elapsed()),
+                // The two seconds of a claim that waits begin when the node knows.
+                503 if body.contains("wait_ms") && sent - cut < NOTICED => {
+                    assert!(sent.elapsed() <= NOTICED + REFUSAL_MAX, "{what}");
+                }
+                503 => {
+                    took.push(sent.elapsed());
+                    // Some say no at once, and are not asked without a pause.
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                200 if body.contains("empty") && sent - cut < NOTICED => {
+                    assert_eq!(answer.body["claims"], json!([]), "{what}");
+                    std::thread::sleep(Duration::from_millis(50));
+                }
                 504 if sent - cut < ON_ITS_WAY => {
                     println!("outcome unknown after {:?}: {what}", sent.elapsed());
                     assert!(sent.elapsed() <= UNKNOWN_MAX, "{what}");

@@ -145,12 +145,13 @@ impl Rig {
         let node = &mut self.nodes[n];
         let mut command = windlass_by(&node.before);
         command.args(["serve", "--shards", "4", "--disk-reserve-bytes", "1MiB", "--until-stdin-ends"]);
-        command.args(["--node", &node.number.to_string(), "--cluster", &members.join(",")]);
+        command.args(["--node", &node.number.to_string()]);
         command.args(["--listen", &node.http.to_string(), "--peer-listen", &node.peer.to_string()]);
         // A node's own flags stand in place of those of all.
         let name = |flag: &String| flag.split('=').next().unwrap_or_default().to_owned();
         let own: Vec<String> = node.flags.iter().map(name).collect();
-        let common = self.flags.iter().filter(|flag| !own.contains(&name(flag)));
+        let members = format!("--cluster={}", members.join(","));
+        let common = self.flags.iter().chain([&members]).filter(|flag| !own.contains(&name(flag)));
         command.arg("--data").arg(&node.data).args(common).args(&node.flags);
         command.envs(node.env.iter().map(|(name, value)| (name, value)));
         let log = File::options().create(true).append(true).open(&node.log).unwrap();

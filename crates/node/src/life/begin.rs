@@ -16,8 +16,8 @@
 //!    member, and prepares all for a new cluster in place of the old.
 //! 3. The founder is a member, the others are prepared: they hear of it and follow; the founder, started again,
 //!    goes on alone until they do. Which of them initialises a group first does not matter.
-//! 4. A founder is wiped at point 3: it finds a member, or, if it was the only one, no group was ever
-//!    initialised with anybody else's help, and point 2 holds.
+//! 4. The founder is wiped at point 3: it finds a member, or, if it was the only one, no group was ever
+//!    initialised with anybody else's help, and point 2 holds. `Life::answer_found` says why it cannot be both.
 //! 5. A node that joins crashes after its record is in the catalog and before its identity is on its disk: it
 //!    joins again, under the next incarnation.
 
@@ -31,7 +31,8 @@ use tokio::time::Instant;
 use wire::life::{Founding, Join, Joined, Probe, ProbeAnswer, Standing, StandingKind};
 use wire::peer::PeerKind;
 
-use super::standing::{Life, PROBE_WAIT, list};
+use super::probe::{self, Silence};
+use super::standing::{Life, list};
 use crate::config::NodeConfig;
 use crate::error::Error;
 use crate::link::Links;
@@ -147,8 +148,19 @@ impl Asking<'_> {
 
     /// One round of questions. `Err` says what it waits for.
     async fn round(&mut self, others: &[NodeId]) -> Result<(), String> {
-        let answers = self.probe(others).await;
-        self.has_heard_of_cluster |= answers.values().any(|answer| answer.kind != StandingKind::Empty);
+        // Counted before they are asked: see `Life::answer_found`.
+        let doubts = self.life.doubts();
+        let asked = probe::ask(self.links, others, &Probe { member: None, is_promising: false }).await;
+        let (mut answers, mut silent) = (BTreeMap::new(), BTreeMap::new());
+        for (node, answer) in asked {
+            match answer {
+                Ok(answer) => drop(answers.insert(node, answer)),
+                Err(why) => drop(silent.insert(node, why)),
+            }
+        }
+        let is_of_cluster = |answer: &ProbeAnswer| answer.kind != StandingKind::Empty;
+        let is_unsure = |why: &Silence| *why != Silence::Unheard;
+        self.has_heard_of_cluster |= answers.values().any(is_of_cluster) || silent.values().any(is_unsure);
         let members: BTreeMap<NodeId, u128> = answers
             .iter()
             .filter(|(_, answer)| answer.kind == StandingKind::Member)
@@ -159,11 +171,13 @@ impl Asking<'_> {
                 let members: Vec<NodeId> = members.keys().copied().collect();
                 return Err(format!("nodes {} are of different clusters: correct --cluster", list(&members)));
             }
-            return self.enter(*node, *cluster_id, members.keys().copied()).await;
+            return self.enter(*node, *cluster_id, members.keys().copied(), doubts).await;
         }
-        let silent: Vec<NodeId> = others.iter().copied().filter(|node| !answers.contains_key(node)).collect();
+        if let Some(Silence::Refused(why)) = silent.values().find(|why| is_unsure(why)) {
+            return Err(why.clone());
+        }
         if !silent.is_empty() {
-            let silent = list(&silent);
+            let silent = list(&silent.into_keys().collect::<Vec<_>>());
             return Err(match self.has_heard_of_cluster {
                 true => {
                     format!("nodes {silent} do not answer, and others know of a cluster that they may be in")
@@ -186,31 +200,20 @@ impl Asking<'_> {
         }
     }
 
-    async fn probe(&self, others: &[NodeId]) -> BTreeMap<NodeId, ProbeAnswer> {
-        let body = Probe { member: None }.encode();
-        let ask = |node: NodeId| {
-            let body = body.clone();
-            async move {
-                let answer = self.links.call(node, PeerKind::Probe, GroupId::CATALOG, body, PROBE_WAIT).await;
-                Some((node, ProbeAnswer::decode(answer.ok()?).ok()?))
-            }
-        };
-        futures::future::join_all(others.iter().copied().map(ask)).await.into_iter().flatten().collect()
-    }
-
     /// There is a cluster: follows into it, or joins it.
     async fn enter(
         &self,
         first: NodeId,
         cluster_id: u128,
         members: impl Iterator<Item = NodeId>,
+        doubts: u64,
     ) -> Result<(), String> {
         if let Standing::Prepared(founding) = self.life.standing()
             && founding.facts.cluster_id == cluster_id
         {
             let standing = self.first_life(&founding);
             let still = |now: &Standing| match now {
-                Standing::Prepared(now) if *now == founding => Ok(()),
+                Standing::Prepared(now) if *now == founding && self.life.doubts() == doubts => Ok(()),
                 _ => Err("another founding".to_owned()),
             };
             self.life.change(standing, still).await?;

@@ -97,7 +97,8 @@ mod tests {
     fn identity(incarnation: u64) -> Identity {
         let facts = ClusterFacts { cluster_id: 7, shards: 4, token_key: [3; 32] };
         let member = MemberId::new(NodeId(2), incarnation);
-        Identity { node: NodeId(2), standing: Standing::Member { member, facts, founders: Vec::new() } }
+        let standing = Standing::Member { member, facts, founders: Vec::new() };
+        Identity { node: NodeId(2), standing, has_log: incarnation > 0 }
     }
 
     #[test]

@@ -11,14 +11,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use model::catalog::{CatalogCommand, NodeRecord};
-use model::{GroupId, NodeId, Rejection};
+use model::{GroupId, MemberId, NodeId, Rejection};
 use state_machine::Catalog;
 use tokio::time::Instant;
 use wire::life::{Probe, ProbeAnswer, Standing};
 use wire::peer::PeerKind;
 
-use super::standing::PROBE_WAIT;
+use super::probe::PROBE_WAIT;
 use super::voters::{self, Candidate};
+use crate::call::Freshness;
 use crate::error::Error;
 use crate::inner::Inner;
 use crate::link::LinkState;
@@ -92,23 +93,40 @@ impl Inner {
 
     /// One look, and the one thing that it asks for.
     async fn keep_catalog(&self) -> Result<(), Error> {
-        let (view, leads) = (self.nodes_view(), self.groups.catalog.leads());
-        let command = match leads {
-            true => self.founding(&view),
-            false => None,
-        };
-        let command = command.or_else(|| self.own_record(&view));
-        let command = match leads {
-            true => command.or_else(|| self.next_votes(&view)).or_else(|| self.next_to_go(&view)),
-            false => command,
-        };
-        let Some(command) = command else { return Ok(()) };
+        if self.next_command(&self.nodes_view()).is_none() {
+            return Ok(());
+        }
+        // What is here may be behind, even on a leader that has just become one: only the newest counts.
+        self.groups.wait_for_catalog(Freshness::Linearizable).await?;
+        let view = self.nodes_view();
+        let Some(command) = self.next_command(&view) else { return Ok(()) };
+        if let CatalogCommand::RemoveNode { node, .. } = &command {
+            // From this look on no leader gives it a vote. Whether it has one is what each group has to say
+            // after that: a copy from before may not know of a vote that came and that has yet to go.
+            let (catalog, shards) =
+                (self.groups.wait_for_catalog(Freshness::Linearizable), self.groups.all());
+            futures::try_join!(catalog, self.groups.wait_for(shards, Freshness::Linearizable))?;
+            if self.has_vote(&view, *node) {
+                return Ok(());
+            }
+            tracing::info!(%node, "the node has no votes left and leaves the cluster");
+        }
         tracing::debug!(?command, "the catalog changes");
         match self.groups.propose_catalog(command).await {
             // Somebody else was faster: the next look sees what is now.
             Ok(_) | Err(Error::Rejected(Rejection::StaleVersion { .. })) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// What this node has to say to the catalog when it is as seen.
+    fn next_command(&self, view: &View) -> Option<CatalogCommand> {
+        if !self.groups.catalog.leads() {
+            return self.own_record(view);
+        }
+        let own = || self.own_record(view);
+        let votes = || self.next_votes(view);
+        self.founding(view).or_else(own).or_else(votes).or_else(|| self.next_to_go(view))
     }
 
     /// What makes the cluster, when nobody has said it yet. All founders would say the same.
@@ -142,34 +160,48 @@ impl Inner {
             if votes.contains_key(&replica.group()) {
                 continue;
             }
-            // Who votes in fact is where it begins.
-            let members = replica.members();
-            if members.voters.is_empty() {
-                return None;
+            // Who votes in fact is where it begins. Where this node has no copy yet, that is who made the
+            // group: nobody changes it before its votes are in the catalog.
+            let group = replica.group();
+            let mut nodes: Vec<NodeId> =
+                replica.members().voters.iter().map(|member| member.node()).collect();
+            if nodes.is_empty() {
+                nodes = self.first_votes(group)?;
             }
-            votes.insert(replica.group(), members.voters.iter().map(|member| member.node()).collect());
+            votes.insert(group, nodes);
         }
         let written: BTreeSet<GroupId> = view.voters.keys().copied().collect();
         let (group, nodes) = voters::next_change(&votes, &written, &nodes)?;
         Some(CatalogCommand::SetVoters { group, nodes, version: view.version })
     }
 
-    /// A node that leaves and has no vote left, neither by the catalog's word nor in fact.
+    /// Who voted in a group when it was made, if this node was there.
+    fn first_votes(&self, group: GroupId) -> Option<Vec<NodeId>> {
+        let Standing::Member { founders, .. } = self.life.standing() else { return None };
+        let founders: Vec<NodeId> = founders.into_iter().map(|(node, _)| node).collect();
+        (!founders.is_empty()).then(|| voters::first(group, &founders))
+    }
+
+    /// A node that leaves and has no vote left, as far as the copies here know.
     fn next_to_go(&self, view: &View) -> Option<CatalogCommand> {
-        let votes = |node: NodeId| {
-            view.voters.values().any(|voters| voters.contains(&node))
-                // A copy that is behind shows votes that are gone, never the other way round: a node that
-                // leaves gets none.
-                || self.replicas.iter().any(|replica| {
-                    let members = replica.members();
-                    members.is_joint
-                        || !members.committed
-                        || members.voters.iter().any(|member| member.node() == node)
-                })
-        };
-        let (&node, record) = view.nodes.iter().find(|(node, record)| record.is_leaving && !votes(**node))?;
-        tracing::info!(%node, "the node has no votes left and leaves the cluster");
+        let is_free =
+            |(node, record): &(&NodeId, &NodeRecord)| record.is_leaving && !self.has_vote(view, **node);
+        let (&node, record) = view.nodes.iter().find(is_free)?;
         Some(CatalogCommand::RemoveNode { node, incarnation: record.incarnation })
+    }
+
+    /// Whether a node votes, or may, by the catalog's word or by what the copies here know of their groups.
+    fn has_vote(&self, view: &View, node: NodeId) -> bool {
+        let is_of = |member: &MemberId| member.node() == node;
+        view.voters.values().any(|voters| voters.contains(&node))
+            || self.replicas.iter().any(|replica| {
+                let members = replica.members();
+                members.is_joint
+                    || !members.committed
+                    || members.voters.iter().any(is_of)
+                    // What the engine shows may be a moment older than what is applied.
+                    || replica.status().voters.iter().any(is_of)
+            })
     }
 
     fn is_known_as_removed(&self) -> bool {
@@ -192,7 +224,7 @@ impl Inner {
 
     /// A node that was away may have been removed, or replaced by a new life of itself.
     async fn ask_whether_removed(&self) {
-        let body = Probe { member: Some(self.member) }.encode();
+        let body = Probe { member: Some(self.member), is_promising: false }.encode();
         let others: BTreeSet<NodeId> =
             self.links.up().into_iter().chain(self.listed.keys().copied()).collect();
         for node in others.into_iter().filter(|node| *node != self.node) {

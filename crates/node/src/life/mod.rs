@@ -1,7 +1,7 @@
 //! The life of a cluster: how it is made, how nodes join and leave it, who votes and who leads.
 //!
-//! A start goes by what is on the disk (`identity.rs`) and by what the others say (`standing.rs` answers,
-//! `begin.rs` asks and decides, `open.rs` opens the groups). From then on the catalog says who is part of the cluster: its leader decides
+//! A start goes by what is on the disk (`identity.rs`) and by what the others say (`probe.rs` asks,
+//! `standing.rs` answers, `begin.rs` decides, `open.rs` opens the groups). From then on the catalog says who is part of the cluster: its leader decides
 //! who votes (`keeper.rs` by the rule in `voters.rs`), the leader of each group makes it so (`members.rs` by
 //! the rule in `reconcile.rs`), and leaders move gently to where they belong (`spread.rs`). What people ask
 //! for is in `admin.rs`.
@@ -15,6 +15,7 @@ pub(crate) mod identity;
 pub(crate) mod keeper;
 pub(crate) mod members;
 pub(crate) mod open;
+pub(crate) mod probe;
 pub(crate) mod reconcile;
 pub(crate) mod spread;
 pub(crate) mod standing;

@@ -62,19 +62,36 @@ pub(crate) struct Opening {
     pub(crate) peers: Arc<dyn Peers>,
 }
 
-/// Whether a node that has no identity has data all the same: a lone one, from before there were others.
-pub(crate) fn has_old_data(disk: &dyn Disk) -> Result<bool, Error> {
+/// Whether there is a log. One without an identity is that of a lone node, from before there were others.
+pub(crate) fn has_log(disk: &dyn Disk) -> Result<bool, Error> {
     let failed = |error: std::io::Error| Error::Broken(format!("cannot read the data directory: {error}"));
     let dir = Path::new(LOG_DIR);
     Ok(disk.exists(dir).map_err(failed)? && !disk.list(dir).map_err(failed)?.is_empty())
 }
 
+/// The log that this node once had is not there any more.
+pub(crate) fn log_is_lost(disk: &dyn Disk) -> Error {
+    Error::Broken(format!(
+        "the log is gone: {} is empty or missing, and with it the votes and entries that this node promised to \
+         keep, so it must not go on as the same member: bring the directory back if it was moved or not \
+         mounted; if it is lost, empty the whole data directory and start again, and the node joins its cluster \
+         in a new life",
+        disk.locate(Path::new(LOG_DIR)).display()
+    ))
+}
+
 /// Opens the groups of a node that knows its place.
-pub(crate) async fn open(opening: &Opening, config: &NodeConfig, place: Place) -> Result<Opened, Error> {
+pub(crate) async fn open(
+    opening: &Opening,
+    config: &NodeConfig,
+    life: &Life,
+    place: Place,
+) -> Result<Opened, Error> {
     check_shards(config, &place.facts)?;
     let (log, reserve) = open_log(config, &opening.executor)?;
     let (member, facts) = (place.member, &place.facts);
     let opened = async {
+        life.log_was_made().await?;
         let catalog = opening.group(&log, member, GroupId::CATALOG, config, 0, Box::new(Catalog::new));
         futures::try_join!(catalog, opening.shards(&log, member, config, facts.shards))
     };
@@ -92,6 +109,7 @@ pub(crate) async fn open(opening: &Opening, config: &NodeConfig, place: Place) -
 pub(crate) async fn adopt(opening: &Opening, config: &NodeConfig, life: &Life) -> Result<Opened, Error> {
     let (log, reserve) = open_log(config, &opening.executor)?;
     let opened = async {
+        life.log_was_made().await?;
         let member = MemberId::new(config.node, 0);
         let catalog =
             opening.group(&log, member, GroupId::CATALOG, config, 0, Box::new(Catalog::new)).await?;

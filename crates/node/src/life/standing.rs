@@ -11,9 +11,11 @@
 //! member of that very cluster. So wherever a crash comes between: if nobody is a member, no group was ever
 //! initialised and founding anew loses nothing; if somebody is, everybody was prepared, and those who still
 //! are follow. Whoever lost its disk meanwhile is empty, finds a member, and joins under a new incarnation.
+//!
+//! A node with data of a time before there were standings has none until it has opened them, and says so.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use bytes::Bytes;
 use model::catalog::{CatalogCommand, CatalogReply, NodeAddresses};
@@ -25,9 +27,17 @@ use storage::{Disk, Executor};
 use tokio::sync::{Notify, oneshot};
 use wire::life::{Founding, Identity, Join, Joined, Probe, ProbeAnswer, Standing, StandingKind};
 
-use super::identity;
+use super::{identity, probe};
 use crate::error::Error;
 use crate::inner::Inner;
+use crate::link::Links;
+
+/// What a start found on the disk.
+pub(crate) struct Found {
+    pub(crate) standing: Standing,
+    pub(crate) has_log: bool,
+    pub(crate) has_old_data: bool,
+}
 
 /// What this node knows of its cluster.
 pub(crate) struct Life {
@@ -38,8 +48,18 @@ pub(crate) struct Life {
     disk: Arc<dyn Disk>,
     executor: Arc<dyn Executor>,
     standing: Mutex<Standing>,
+    /// It has a log, and its identity says so, or will with the next write.
+    has_log: AtomicBool,
+    /// There is a log of a node without a standing: it gets one when the log was read.
+    has_old_data: bool,
     /// One change at a time: what is checked before a write still holds after it.
     changing: tokio::sync::Mutex<()>,
+    /// A change was checked and is on its way to the disk. Changes under the lock of the standing.
+    is_changing: AtomicBool,
+    /// How often others relied on this node's word that it is no member. Changes under the standing's lock.
+    doubts: AtomicU64,
+    /// To ask the others.
+    links: OnceLock<Links>,
     /// Rings when the standing changed.
     pub(crate) changed: Notify,
     /// From when on it has one.
@@ -53,7 +73,7 @@ impl Life {
         addresses: NodeAddresses,
         disk: Arc<dyn Disk>,
         executor: Arc<dyn Executor>,
-        standing: Standing,
+        found: Found,
     ) -> Life {
         Life {
             node,
@@ -61,8 +81,13 @@ impl Life {
             addresses,
             disk,
             executor,
-            standing: Mutex::new(standing),
+            standing: Mutex::new(found.standing),
+            has_log: AtomicBool::new(found.has_log),
+            has_old_data: found.has_old_data,
             changing: tokio::sync::Mutex::new(()),
+            is_changing: AtomicBool::new(false),
+            doubts: AtomicU64::new(0),
+            links: OnceLock::new(),
             changed: Notify::new(),
             catalog: OnceLock::new(),
         }
@@ -70,6 +95,16 @@ impl Life {
 
     pub(crate) fn standing(&self) -> Standing {
         self.standing.lock().clone()
+    }
+
+    /// From now on it can ask others.
+    pub(crate) fn reaches(&self, links: &Links) {
+        let _ = self.links.set(links.clone());
+    }
+
+    /// What was heard before this changed may be old, and is no reason to become a member.
+    pub(crate) fn doubts(&self) -> u64 {
+        self.doubts.load(Ordering::Relaxed)
     }
 
     /// From now on questions are answered out of the catalog.
@@ -84,30 +119,75 @@ impl Life {
         check: impl FnOnce(&Standing) -> Result<(), String>,
     ) -> Result<(), String> {
         let _one_at_a_time = self.changing.lock().await;
-        let now = self.standing();
-        check(&now)?;
-        if now == standing {
-            return Ok(());
+        {
+            let now = self.standing.lock();
+            check(&now)?;
+            if *now == standing {
+                return Ok(());
+            }
+            self.is_changing.store(true, Ordering::Relaxed);
         }
-        let identity = Identity { node: self.node, standing: standing.clone() };
+        let written = self.write(standing.clone()).await;
+        {
+            let mut now = self.standing.lock();
+            self.is_changing.store(false, Ordering::Relaxed);
+            written.map_err(|error| error.to_string())?;
+            *now = standing;
+        }
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    async fn write(&self, standing: Standing) -> Result<(), Error> {
+        let identity = Identity { node: self.node, standing, has_log: self.has_log.load(Ordering::Relaxed) };
         let (done, written) = oneshot::channel();
         let disk = self.disk.clone();
         let write = move || drop(done.send(identity::write(&*disk, &identity)));
         self.executor.spawn("identity", Box::new(write));
-        let written = written.await.unwrap_or_else(|_| Err(Error::Broken("the write was given up".into())));
-        written.map_err(|error| error.to_string())?;
-        *self.standing.lock() = standing;
-        self.changed.notify_waiters();
-        Ok(())
+        written.await.unwrap_or_else(|_| Err(Error::Broken("the write was given up".into())))
+    }
+
+    /// There is a log from now on, which is on the disk. Called before anything is promised in it.
+    pub(crate) async fn log_was_made(&self) -> Result<(), Error> {
+        let _one_at_a_time = self.changing.lock().await;
+        let now = self.standing();
+        // Whoever has no standing yet may turn out not to be this node at all: its first one says it too.
+        match self.has_log.swap(true, Ordering::Relaxed) || now == Standing::Empty {
+            true => Ok(()),
+            false => self.write(now).await,
+        }
+    }
+
+    /// Whether there is data of a lone node that has no standing yet.
+    pub(crate) fn has_data_to_adopt(&self) -> bool {
+        self.has_old_data && self.standing() == Standing::Empty
+    }
+
+    /// A node with data is not empty, whatever it has not read of them yet.
+    fn refuse_before_adoption(&self, now: &Standing) -> Result<(), String> {
+        match self.has_old_data && *now == Standing::Empty {
+            true => Err(format!("node {} has data that it has not opened yet", self.node)),
+            false => Ok(()),
+        }
     }
 
     /// Answers what this node knows of a cluster.
     pub(crate) fn answer_probe(&self, from: NodeId, body: Bytes) -> Result<Bytes, String> {
         let probe = Probe::decode(body).map_err(|error| error.to_string())?;
-        let (kind, cluster_id) = match &*self.standing.lock() {
-            Standing::Empty => (StandingKind::Empty, 0),
-            Standing::Prepared(founding) => (StandingKind::Prepared, founding.facts.cluster_id),
-            Standing::Member { facts, .. } => (StandingKind::Member, facts.cluster_id),
+        let (kind, cluster_id) = {
+            let now = self.standing.lock();
+            self.refuse_before_adoption(&now)?;
+            if probe.is_promising && self.is_changing.load(Ordering::Relaxed) {
+                return Err(format!("node {} is about to change: ask again", self.node));
+            }
+            if probe.is_promising {
+                self.doubts.fetch_add(1, Ordering::Relaxed);
+            }
+            match &*now {
+                Standing::Empty => (StandingKind::Empty, 0),
+                Standing::Prepared(founding) => (StandingKind::Prepared, founding.facts.cluster_id),
+                Standing::Member { facts, .. } => (StandingKind::Member, facts.cluster_id),
+            }
         };
         let known =
             |catalog: &Catalog| (catalog.node(from).map(|record| record.incarnation), catalog.removed(from));
@@ -125,6 +205,19 @@ impl Life {
     }
 
     /// Promises to be part of a cluster, on the disk before the answer.
+    ///
+    /// A promise X gives way to another, Y, when the founder comes back without what it knew: it crashed
+    /// before it was a member of X, or it was one and lost its disk. In the second case another node may have
+    /// heard of it while it was a member, and be one of X too; then X needs this node, and Y must not be made.
+    ///
+    /// So this node first asks all others, and keeps X if one of them is a member or does not answer. Why
+    /// nobody becomes a member of X after that, as long as no disk but the founder's is lost: each of them
+    /// counted the question, under the same lock as its standing, and follows into X only by an answer to a
+    /// question of its own that is younger. Who would give that answer? Not the founder, whose process of that
+    /// time is gone, as this message shows. Not one of the others, for the first of them to become a member
+    /// would need one before it. So when all have promised Y, there is no member of X and there never will be
+    /// one; and when there is one, it promises nothing else, so Y is never made, all others keep X and follow,
+    /// and the founder joins.
     pub(crate) async fn answer_found(&self, from: NodeId, body: Bytes) -> Result<Bytes, String> {
         let founding = Founding::decode(body).map_err(|error| error.to_string())?;
         let founders: Vec<NodeId> = founding.nodes.iter().map(|(node, _)| *node).collect();
@@ -136,11 +229,35 @@ impl Life {
         if founders.first() != Some(&from) {
             return Err(format!("node {from} is not the one that makes this cluster"));
         }
+        let before = self.standing();
+        let promise = Standing::Prepared(founding);
+        if matches!(before, Standing::Prepared(_)) && before != promise {
+            self.ask_for_members(from).await?;
+        }
         let check = |now: &Standing| match now {
-            Standing::Empty | Standing::Prepared(_) => Ok(()),
+            Standing::Empty => self.refuse_before_adoption(now),
+            Standing::Prepared(_) if *now == before || *now == promise => Ok(()),
+            Standing::Prepared(_) => Err(format!("node {} has promised something else since", self.node)),
             Standing::Member { .. } => Err(format!("node {} is part of a cluster", self.node)),
         };
-        self.change(Standing::Prepared(founding), check).await.map(|()| Bytes::new())
+        self.change(promise.clone(), check).await.map(|()| Bytes::new())
+    }
+
+    /// Fails if anybody is a member of a cluster, or may be: anybody but `from`, which says that it is none.
+    async fn ask_for_members(&self, from: NodeId) -> Result<(), String> {
+        let is_other = |node: &NodeId| *node != self.node && *node != from;
+        let others: Vec<NodeId> = self.listed.iter().copied().filter(is_other).collect();
+        let links = self.links.get().ok_or("this node is not ready yet")?;
+        let probe = Probe { member: None, is_promising: true };
+        for (node, answer) in probe::ask(links, &others, &probe).await {
+            let what = match answer {
+                Ok(answer) if answer.kind != StandingKind::Member => continue,
+                Ok(_) => "is part of one",
+                Err(_) => "does not say whether it is part of one",
+            };
+            return Err(format!("node {} has promised a cluster before, and node {node} {what}", self.node));
+        }
+        Ok(())
     }
 }
 
@@ -167,5 +284,75 @@ pub(crate) fn list(nodes: &[NodeId]) -> String {
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// How long a node that asks another for its standing waits.
-pub(crate) const PROBE_WAIT: Duration = Duration::from_millis(500);
+#[cfg(test)]
+mod tests {
+    use model::catalog::ClusterFacts;
+    use storage::{MemDisk, ThreadExecutor};
+
+    use super::*;
+
+    fn life(node: u64, listed: &[u64], standing: Standing, has_old_data: bool) -> Life {
+        let listed = listed.iter().copied().map(NodeId).collect();
+        let disk = Arc::new(MemDisk::new());
+        let found = Found { standing, has_log: false, has_old_data };
+        Life::new(NodeId(node), listed, NodeAddresses::default(), disk, Arc::new(ThreadExecutor), found)
+    }
+
+    fn founding(cluster_id: u128, nodes: &[u64]) -> Founding {
+        let nodes = nodes.iter().map(|node| (NodeId(*node), NodeAddresses::default())).collect();
+        Founding { facts: ClusterFacts { cluster_id, shards: 1, token_key: [0; 32] }, nodes }
+    }
+
+    fn member(cluster_id: u128) -> Standing {
+        let facts = founding(cluster_id, &[]).facts;
+        Standing::Member { member: MemberId::new(NodeId(3), 0), facts, founders: Vec::new() }
+    }
+
+    fn probed(life: &Life, is_promising: bool) -> Result<StandingKind, String> {
+        let body = Probe { member: None, is_promising }.encode();
+        life.answer_probe(NodeId(1), body).map(|body| ProbeAnswer::decode(body).unwrap().kind)
+    }
+
+    #[tokio::test]
+    async fn a_node_with_data_that_it_has_not_opened_is_not_empty() {
+        let life = life(3, &[1, 3], Standing::Empty, true);
+        assert!(life.has_data_to_adopt());
+        assert!(probed(&life, false).unwrap_err().contains("has data"));
+        let refused = life.answer_found(NodeId(1), founding(7, &[1, 3]).encode()).await;
+        assert!(refused.unwrap_err().contains("has data"));
+        life.change(member(5), |_| Ok(())).await.unwrap();
+        assert!(!life.has_data_to_adopt());
+        assert_eq!(probed(&life, false), Ok(StandingKind::Member));
+    }
+
+    #[tokio::test]
+    async fn a_promise_gives_way_only_when_all_others_say_that_they_are_no_members() {
+        let other = founding(8, &[1, 3]).encode();
+        // With the founder only, there is nobody to ask.
+        let pair = life(3, &[1, 3], Standing::Prepared(founding(7, &[1, 3])), false);
+        pair.reaches(&Links::alone());
+        pair.answer_found(NodeId(1), other).await.unwrap();
+        assert_eq!(pair.standing(), Standing::Prepared(founding(8, &[1, 3])));
+        // Node 2 is not reached, and may be a member.
+        let trio = life(3, &[1, 2, 3], Standing::Prepared(founding(7, &[1, 2, 3])), false);
+        trio.reaches(&Links::alone());
+        let refused = trio.answer_found(NodeId(1), founding(8, &[1, 2, 3]).encode()).await;
+        assert!(refused.unwrap_err().contains("node 2 does not say"));
+        assert_eq!(trio.standing(), Standing::Prepared(founding(7, &[1, 2, 3])));
+        // The same promise again costs nothing.
+        trio.answer_found(NodeId(1), founding(7, &[1, 2, 3]).encode()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn whoever_said_that_it_is_no_member_does_not_become_one_by_what_it_heard_before() {
+        let life = life(3, &[1, 2, 3], Standing::Prepared(founding(7, &[1, 2, 3])), false);
+        let heard = life.doubts();
+        assert_eq!(probed(&life, false), Ok(StandingKind::Prepared));
+        assert_eq!(life.doubts(), heard, "a question without consequences");
+        assert_eq!(probed(&life, true), Ok(StandingKind::Prepared));
+        assert_ne!(life.doubts(), heard);
+        // Nor does it say so while it becomes one.
+        life.is_changing.store(true, Ordering::Relaxed);
+        assert!(probed(&life, true).unwrap_err().contains("ask again"));
+    }
+}

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::NodeId;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use wire::peer::{self, Hello, RefusalCode};
@@ -17,11 +16,10 @@ use wire::peer::{self, Hello, RefusalCode};
 use super::connection::{Connection, Other};
 use super::handler::Handler;
 use super::network::{Network, Stream};
+use super::places::{Host, Places};
 use super::table::Shared;
 use super::{dial, hello};
 
-/// Connections at once that have not greeted yet. More are closed.
-const GREETING_MAX: usize = 64;
 /// How long a greeting may take, and its answer.
 pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long to wait when the system has no room for another connection.
@@ -41,7 +39,7 @@ pub(super) struct Maker {
 pub(super) async fn run(maker: Maker) {
     let mut wanted = maker.shared.wanted();
     let mut keepers: BTreeMap<NodeId, CancellationToken> = BTreeMap::new();
-    let places = Arc::new(Semaphore::new(GREETING_MAX));
+    let places = Places::default();
     wanted.mark_changed();
     loop {
         tokio::select! {
@@ -85,19 +83,22 @@ impl Maker {
         }
     }
 
-    fn greet(&self, stream: Box<dyn Stream>, from: String, places: &Arc<Semaphore>) {
-        let Ok(place) = places.clone().try_acquire_owned() else { return };
+    fn greet(&self, stream: Box<dyn Stream>, from: String, places: &Places) {
+        let host = Host::of(&from);
+        let Some(place) = places.take(&host, self.shared.is_peers_host(&host)) else {
+            let text = "a connection was closed: too many connections do not greet as nodes do";
+            return self.shared.complaints.warn(without_port(&from), "places", text);
+        };
         let maker = self.clone();
         self.tasks.spawn(async move {
-            maker.stopping.run_until_cancelled(maker.answer(stream, &from)).await;
+            maker.stopping.run_until_cancelled(maker.answer(stream, &from, host)).await;
             drop(place);
         });
     }
 
-    async fn answer(&self, mut stream: Box<dyn Stream>, from: &str) {
+    async fn answer(&self, mut stream: Box<dyn Stream>, from: &str, came_from: Host) {
         let complaints = &self.shared.complaints;
-        // Without its port: a stranger has a new one each time.
-        let host = from.rsplit_once(':').map_or(from, |(host, _)| host);
+        let host = without_port(from);
         let greeting: Hello = match tokio::time::timeout(GREETING_TIMEOUT, hello::read(&mut stream)).await {
             Ok(Ok(greeting)) => greeting,
             Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return,
@@ -107,20 +108,23 @@ impl Maker {
             }
             Err(_) => return complaints.warn(host, "stranger", "a connection did not greet in time"),
         };
-        let cluster = self.shared.cluster();
-        let admitted = match hello::judge(&greeting, &self.shared.me, cluster) {
-            Ok(other) => self.shared.admit(&other).await.map(|over| (other, over)),
+        let ours = self.shared.membership();
+        let admitted = match hello::judge(&greeting, &self.shared.me, ours.cluster) {
+            Ok(mut other) => {
+                other.host = Some(came_from);
+                self.shared.admit(&other).await.map(|over| (other, over))
+            }
             Err(refusal) => Err(refusal),
         };
         let version = peer::common_version(greeting.version_min, greeting.version_max).unwrap_or(0);
         let (answer, admitted) = match admitted {
-            Ok(admitted) => (hello::answer(&self.shared.me, cluster, version, None), Some(admitted)),
+            Ok(admitted) => (hello::answer(&self.shared.me, ours, version, None), Some(admitted)),
             Err((code, text)) => {
                 if code != RefusalCode::Busy {
                     let text = format!("a node at {from} was refused: {text}");
                     complaints.warn(&greeting.node.to_string(), hello::cause(code), &text);
                 }
-                (hello::answer(&self.shared.me, cluster, version, Some((code, text))), None)
+                (hello::answer(&self.shared.me, ours, version, Some((code, text))), None)
             }
         };
         let written = tokio::time::timeout(GREETING_TIMEOUT, hello::write(&mut stream, &answer)).await;
@@ -136,6 +140,11 @@ impl Maker {
         self.tasks.spawn(carry(self.shared.clone(), connection, stream));
         true
     }
+}
+
+/// A stranger has a new port each time.
+fn without_port(from: &str) -> &str {
+    from.rsplit_once(':').map_or(from, |(host, _)| host)
 }
 
 async fn carry(shared: Arc<Shared>, connection: Arc<Connection>, stream: Box<dyn Stream>) {

@@ -27,6 +27,7 @@ use super::frame::Frame;
 use super::handler::{Handler, ReplyTo};
 use super::links::LinkError;
 use super::network::Stream;
+use super::places::Host;
 use super::queue::{Entry, Lane, NotTaken, Queue};
 
 /// A connection without a byte for so long is closed.
@@ -85,8 +86,23 @@ pub(super) struct Other {
     pub(super) is_ours: bool,
     /// Whether both said the same cluster.
     pub(super) knows_cluster: bool,
+    /// Which life of the node it is; nothing while it knows no cluster.
+    pub(super) incarnation: Option<u64>,
+    /// Where it dialled from, if it did.
+    pub(super) host: Option<Host>,
     /// What this side said of its cluster.
     pub(super) our_cluster: u128,
+}
+
+impl Other {
+    /// Why a life that is over may say nothing.
+    pub(super) fn over(&self) -> String {
+        let node = self.node;
+        format!(
+            "node {node} was removed from the cluster, or joined it anew with another disk: stop this process of \
+             it; to join again, start it with an empty data directory"
+        )
+    }
 }
 
 /// One connection.
@@ -104,6 +120,8 @@ pub(super) struct Connection {
     /// Whether it may carry everything. Behind a lock: what the handler was told.
     is_full: AtomicBool,
     told: Mutex<Told>,
+    /// Whether the other side was told to have no place in the cluster any more.
+    is_over: AtomicBool,
     born: Instant,
     /// Milliseconds from `born` to the last byte that came.
     heard: AtomicU64,
@@ -147,6 +165,7 @@ impl Connection {
             handler,
             is_full: AtomicBool::new(false),
             told: Mutex::new(Told::Nothing),
+            is_over: AtomicBool::new(false),
             born: Instant::now(),
             heard: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -197,6 +216,11 @@ impl Connection {
             self.handler.connected(self.other.node, self.number);
             self.is_full.store(true, Ordering::Release);
         }
+    }
+
+    /// Whether the other side is a life of its node that is over: what it says is refused with that.
+    pub(super) fn set_over(&self, is_over: bool) {
+        self.is_over.store(is_over, Ordering::Relaxed);
     }
 
     /// Whether it carries everything.
@@ -372,11 +396,19 @@ impl Connection {
         };
         let knows_cluster = self.is_full();
         if !knows_cluster && !kind.is_before_cluster() {
-            return refuse(format!("the sender is not known here as a node of this cluster: no {kind:?}"));
+            return refuse(match self.is_over.load(Ordering::Relaxed) {
+                true => self.other.over(),
+                false => format!("the sender is not known here to be of this cluster: no {kind:?}"),
+            });
         }
         let held_bytes_max = if knows_cluster { HELD_BYTES_MAX } else { STRANGER_HELD_BYTES_MAX };
         if self.held_bytes.load(Ordering::Relaxed) > held_bytes_max {
-            return refuse("too much waits to be answered here".to_owned());
+            return match self.handler.too_much(kind).filter(|_| wanted.is_some()) {
+                Some(body) => {
+                    self.answer(Frame { kind: header.kind, role: FrameRole::Answer, group, request, body })
+                }
+                None => refuse("too much waits to be answered here".to_owned()),
+            };
         }
         let reply = ReplyTo::new(self, kind, group, wanted, body.len());
         self.handler.handle(self.other.node, knows_cluster, kind, group, request, body, reply);

@@ -103,9 +103,9 @@ async fn dial(maker: &Maker, node: NodeId) -> Dialled {
             return Dialled::Nothing;
         }
     };
-    let cluster = shared.cluster();
+    let ours = shared.membership();
     let greeting = async {
-        hello::write(&mut stream, &hello::hello(&shared.me, cluster, node)).await?;
+        hello::write(&mut stream, &hello::hello(&shared.me, ours, node)).await?;
         hello::read::<HelloAnswer>(&mut stream).await
     };
     let answer = match tokio::time::timeout(GREETING_TIMEOUT, greeting).await {
@@ -122,7 +122,7 @@ async fn dial(maker: &Maker, node: NodeId) -> Dialled {
         }
     };
     let process = answer.process;
-    let admitted = match hello::judge_answer(&answer, node, &shared.me, cluster) {
+    let admitted = match hello::judge_answer(&answer, node, &shared.me, ours.cluster) {
         Ok(other) => shared.admit(&other).await.map(|over| (other, over)),
         Err(refusal) => Err(refusal),
     };

@@ -28,6 +28,12 @@ pub(crate) trait Handler: Send + Sync + 'static {
         reply: ReplyTo,
     );
 
+    /// The answer to a request that is not even looked at, because too much waits to be answered. Without one it
+    /// is refused, which does not say that nothing happened.
+    fn too_much(&self, _kind: PeerKind) -> Option<Bytes> {
+        None
+    }
+
     /// A connection to a node of this cluster is there. Comes before any `handle` with `knows_cluster` from
     /// it. The one before it may still be closing. Must not set peers or cluster.
     fn connected(&self, from: NodeId, connection: u64);
@@ -61,6 +67,11 @@ impl ReplyTo {
     /// The connection that the request came by, as in [`Handler::connected`].
     pub(crate) fn connection(&self) -> u64 {
         self.answers.connection.number
+    }
+
+    /// Whether nobody hears the answer any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.answers.connection.is_closed()
     }
 
     /// Answers: the body, or why not.

@@ -9,35 +9,37 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use wire::peer::{self, HELLO_HEAD_BYTES, Hello, HelloAnswer, Refusal, RefusalCode};
 
 use super::connection::Other;
-use super::links::Identity;
+use super::links::{Identity, Membership};
 use super::network::Stream;
 
 /// What this node says first.
-pub(super) fn hello(me: &Identity, cluster: u128, to: NodeId) -> Hello {
+pub(super) fn hello(me: &Identity, ours: Membership, to: NodeId) -> Hello {
     Hello {
         version_min: peer::PROTOCOL_MIN,
         version_max: peer::PROTOCOL_MAX,
-        cluster: peer::cluster_bytes(cluster),
+        cluster: peer::cluster_bytes(ours.cluster),
         node: me.node.0,
         process: me.process,
         address: me.address.clone(),
         to: to.0,
+        incarnation: ours.incarnation,
     }
 }
 
 /// What this node says to a [`Hello`]. Whoever is refused does not hear which cluster it is.
 pub(super) fn answer(
     me: &Identity,
-    cluster: u128,
+    ours: Membership,
     version: u32,
     refusal: Option<(RefusalCode, String)>,
 ) -> HelloAnswer {
     HelloAnswer {
         version,
-        cluster: if refusal.is_none() { peer::cluster_bytes(cluster) } else { Bytes::new() },
+        cluster: if refusal.is_none() { peer::cluster_bytes(ours.cluster) } else { Bytes::new() },
         node: me.node.0,
         process: me.process,
         address: me.address.clone(),
+        incarnation: ours.incarnation.filter(|_| refusal.is_none()),
         refusal: refusal.map(|(code, text)| Refusal { code: code as i32, text }),
     }
 }
@@ -73,7 +75,15 @@ pub(super) fn judge(hello: &Hello, me: &Identity, cluster: u128) -> Result<Other
     }
     same_cluster(node, theirs, me.node, cluster)?;
     let knows_cluster = cluster != 0 && theirs == cluster;
-    Ok(Other { node, process: hello.process, is_ours: false, knows_cluster, our_cluster: cluster })
+    Ok(Other {
+        node,
+        process: hello.process,
+        is_ours: false,
+        knows_cluster,
+        incarnation: hello.incarnation,
+        host: None,
+        our_cluster: cluster,
+    })
 }
 
 /// Who answered, or why we do not talk.
@@ -101,7 +111,15 @@ pub(super) fn judge_answer(
     }
     same_cluster(node, theirs, me.node, cluster)?;
     let knows_cluster = cluster != 0 && theirs == cluster;
-    Ok(Other { node, process: answer.process, is_ours: true, knows_cluster, our_cluster: cluster })
+    Ok(Other {
+        node,
+        process: answer.process,
+        is_ours: true,
+        knows_cluster,
+        incarnation: answer.incarnation,
+        host: None,
+        our_cluster: cluster,
+    })
 }
 
 fn same_cluster(node: NodeId, theirs: u128, me: NodeId, ours: u128) -> Result<(), (RefusalCode, String)> {
@@ -150,15 +168,18 @@ pub(super) fn cause(code: RefusalCode) -> &'static str {
 mod tests {
     use super::*;
 
+    const OURS: Membership = Membership { cluster: 0xaa, incarnation: Some(3) };
+
     fn me(node: u64) -> Identity {
         Identity { node: NodeId(node), process: 70 + node, address: format!("n{node}:1") }
     }
 
     #[test]
     fn nodes_that_do_not_fit_are_refused_with_the_facts() {
-        let good = hello(&me(2), 0xaa, NodeId(1));
+        let good = hello(&me(2), OURS, NodeId(1));
         let other = judge(&good, &me(1), 0xaa).unwrap();
         assert_eq!((other.node, other.process, other.knows_cluster), (NodeId(2), 72, true));
+        assert_eq!(other.incarnation, Some(3));
         assert!(!judge(&good, &me(1), 0).unwrap().knows_cluster);
         assert!(
             !judge(&Hello { cluster: Bytes::new(), ..good.clone() }, &me(1), 0xaa).unwrap().knows_cluster
@@ -186,11 +207,12 @@ mod tests {
 
     #[test]
     fn answers_that_do_not_fit_are_refused_with_the_facts() {
-        let good = answer(&me(2), 0xaa, 1, None);
-        assert!(judge_answer(&good, NodeId(2), &me(1), 0xaa).unwrap().knows_cluster);
+        let good = answer(&me(2), OURS, 1, None);
+        let welcomed = judge_answer(&good, NodeId(2), &me(1), 0xaa).unwrap();
+        assert!(welcomed.knows_cluster && welcomed.incarnation == Some(3));
         let other = HelloAnswer { cluster: peer::cluster_bytes(0xbb), ..good.clone() };
-        let told = answer(&me(2), 0xaa, 0, Some((RefusalCode::Busy, "busy".to_owned())));
-        assert!(told.cluster.is_empty(), "no stranger hears the cluster");
+        let told = answer(&me(2), OURS, 0, Some((RefusalCode::Busy, "busy".to_owned())));
+        assert!(told.cluster.is_empty() && told.incarnation.is_none(), "no stranger hears the cluster");
         for (what, answer, to, code) in [
             ("another node", good.clone(), 3, RefusalCode::WrongNode),
             ("another cluster", other, 2, RefusalCode::OtherCluster),

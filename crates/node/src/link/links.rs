@@ -31,6 +31,15 @@ pub(crate) struct Identity {
     pub(crate) address: String,
 }
 
+/// What this node is in its cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Membership {
+    /// The cluster's id; 0 while none is known.
+    pub(super) cluster: u128,
+    /// Which of its lives this is; nothing while no cluster is known.
+    pub(super) incarnation: Option<u64>,
+}
+
 /// Why a call has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LinkError {
@@ -54,7 +63,7 @@ pub(crate) enum LinkState {
     Down { since: Millis, gone: bool },
 }
 
-/// What happens to links to nodes of this cluster.
+/// What happens to links to nodes of this cluster, whether they are peers or came by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkEvent {
     /// It can be talked to.
@@ -108,14 +117,18 @@ impl Links {
         Links { shared: Arc::new(Shared::new(me, Arc::new(SystemClock::new()))) }
     }
 
-    /// The cluster is known now. Connections made before are made again.
-    pub(crate) fn set_cluster(&self, cluster_id: u128) {
-        self.shared.set_cluster(cluster_id);
+    /// The cluster is known now, and which life of this node is part of it. Connections made before are made
+    /// again.
+    pub(crate) fn set_cluster(&self, cluster_id: u128, incarnation: u64) {
+        self.shared.set_membership(Membership { cluster: cluster_id, incarnation: Some(incarnation) });
     }
 
-    /// With whom to keep links, and where they are; this node itself is passed over.
-    pub(crate) fn set_peers(&self, peers: BTreeMap<NodeId, String>) {
-        self.shared.set_peers(peers);
+    /// With whom to keep links, and where they are; this node itself is passed over. Others that prove to be of
+    /// this cluster are welcome too, for what is known here may be old. `over` has of a node the last life that
+    /// has no place in the cluster any more: whoever is that one or an older one may only ask what became of
+    /// it, or to join.
+    pub(crate) fn set_peers(&self, peers: BTreeMap<NodeId, String>, over: BTreeMap<NodeId, u64>) {
+        self.shared.set_peers(peers, over);
     }
 
     /// Asks, and waits for the answer at most so long. Without a link it is unreached at once.

@@ -18,6 +18,7 @@ mod handler;
 mod hello;
 mod links;
 mod network;
+mod places;
 mod queue;
 mod table;
 #[cfg(test)]

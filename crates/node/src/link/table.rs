@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{Millis, NodeId};
+use model::{Millis, NodeId, limits};
 use parking_lot::Mutex;
 use replica::Clock;
 use tokio::sync::{Notify, broadcast, watch};
@@ -17,14 +17,20 @@ use super::complaints::Complaints;
 use super::connection::{Cause, Connection, Other};
 use super::counters::Counters;
 use super::handler::Handler;
-use super::links::{Identity, LinkEvent, LinkState, LinkStats};
+use super::links::{Identity, LinkEvent, LinkState, LinkStats, Membership};
+use super::places::Host;
 
 /// Events that a slow listener may be behind by.
 const EVENTS_KEPT: usize = 1024;
-/// Connections of nodes that are no peers of ours, such as those that want to join.
+/// Connections of nodes that are no peers of ours and do not know the cluster, such as those that want to join.
 const UNLISTED_MAX: usize = 64;
+/// Connections of nodes that are no peers of ours and know the cluster: what is known here of it may be old.
+const UNLISTED_MEMBERS_MAX: usize = limits::NODES_MAX;
 /// How long a connection has to answer when another one wants its place.
 const ALIVE_WITHIN: Duration = Duration::from_millis(300);
+
+/// Why a connection ends that was open to a life of a node that is over.
+const OVER: Cause = Cause::Here("the other side is not of this cluster any more");
 
 /// What all links share.
 pub(super) struct Shared {
@@ -40,8 +46,10 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 struct Table {
-    cluster: u128,
+    ours: Membership,
     peers: BTreeMap<NodeId, Peer>,
+    /// Of each node the last life that is over.
+    over: BTreeMap<NodeId, u64>,
     connections: u64,
     is_stopped: bool,
 }
@@ -57,6 +65,8 @@ struct Peer {
     is_gone: bool,
     /// The process whose connection the other side closed, until somebody looks into it.
     lost: Option<u64>,
+    /// Where it dialled from last.
+    host: Option<Host>,
     counters: Arc<Counters>,
     /// Rings for who keeps this link, when a connection came or went.
     changed: Arc<Notify>,
@@ -72,6 +82,7 @@ impl Peer {
             process: None,
             is_gone: false,
             lost: None,
+            host: None,
             counters: Arc::default(),
             changed: Arc::default(),
         }
@@ -79,6 +90,32 @@ impl Peer {
 
     fn live(&self) -> Option<&Arc<Connection>> {
         self.connection.as_ref().filter(|connection| !connection.is_closed())
+    }
+}
+
+impl Table {
+    /// Whether this life of a node has no place in the cluster any more.
+    fn is_over(&self, other: &Other) -> bool {
+        let Some(last) = self.over.get(&other.node) else { return false };
+        match other.incarnation {
+            Some(incarnation) => incarnation <= *last,
+            // One that does not say it is taken for the last one.
+            None => self.peers.get(&other.node).is_none_or(|peer| !peer.is_wanted),
+        }
+    }
+
+    /// Whether everything may go through a connection to this one.
+    fn opens_to(&self, other: &Other) -> bool {
+        other.knows_cluster && !self.is_over(other)
+    }
+
+    /// Connections of nodes that are no peers, of those that know the cluster or of the others.
+    fn unlisted(&self, knows_cluster: bool) -> usize {
+        let is_such = |peer: &&Peer| {
+            let is_like = |connection: &Arc<Connection>| connection.other.knows_cluster == knows_cluster;
+            !peer.is_wanted && peer.connection.as_ref().is_some_and(is_like)
+        };
+        self.peers.values().filter(is_such).count()
     }
 }
 
@@ -107,8 +144,14 @@ impl Shared {
         self.wanted.borrow().get(&node).cloned()
     }
 
-    pub(super) fn cluster(&self) -> u128 {
-        self.table.lock().cluster
+    /// Whether a peer is said to be at this host, or a node of this cluster came from there.
+    pub(super) fn is_peers_host(&self, host: &Host) -> bool {
+        self.wanted.borrow().values().any(|address| Host::of(address) == *host)
+            || self.table.lock().peers.values().any(|peer| peer.host.as_ref() == Some(host))
+    }
+
+    pub(super) fn membership(&self) -> Membership {
+        self.table.lock().ours
     }
 
     fn tell(&self, event: LinkEvent) {
@@ -116,36 +159,38 @@ impl Shared {
         let _ = self.events.send(event);
     }
 
-    pub(super) fn set_cluster(&self, cluster: u128) {
+    pub(super) fn set_membership(&self, ours: Membership) {
         let mut table = self.table.lock();
-        if table.cluster == cluster {
+        if table.ours == ours {
             return;
         }
-        table.cluster = cluster;
+        table.ours = ours;
         for connection in table.peers.values().filter_map(Peer::live) {
             connection.close(Cause::Here("the cluster is known now: the two greet again"));
         }
     }
 
-    pub(super) fn set_peers(&self, mut peers: BTreeMap<NodeId, String>) {
+    pub(super) fn set_peers(&self, mut peers: BTreeMap<NodeId, String>, over: BTreeMap<NodeId, u64>) {
         peers.remove(&self.me.node);
         let mut table = self.table.lock();
+        table.over = over;
         for node in peers.keys() {
             table.peers.entry(*node).or_insert_with(|| Peer::new(self.started)).is_wanted = true;
         }
         table.peers.retain(|node, peer| {
             peer.is_wanted = peers.contains_key(node);
-            if let (false, Some(connection)) = (peer.is_wanted, peer.live()) {
-                connection.close(Cause::Here("the other side is no peer any more"));
-            }
+            // Whoever is of this cluster may stay although it is not named: it may know more than this node.
             peer.is_wanted || peer.connection.is_some()
         });
         let live: Vec<_> = table.peers.values().filter_map(Peer::live).cloned().collect();
+        for connection in live.iter().filter(|connection| connection.is_full()) {
+            if table.is_over(&connection.other) {
+                connection.close(OVER);
+            }
+        }
         drop(table);
         self.wanted.send_replace(peers);
-        for connection in live {
-            self.open(&connection);
-        }
+        live.iter().for_each(|connection| self.open(connection));
     }
 
     /// The connection to this node.
@@ -158,8 +203,8 @@ impl Shared {
         let node = other.node;
         let old = {
             let table = self.table.lock();
-            let unlisted = table.peers.values().filter(|peer| !peer.is_wanted).count();
-            if !table.peers.contains_key(&node) && unlisted >= UNLISTED_MAX {
+            let unlisted_max = if other.knows_cluster { UNLISTED_MEMBERS_MAX } else { UNLISTED_MAX };
+            if !table.peers.contains_key(&node) && table.unlisted(other.knows_cluster) >= unlisted_max {
                 let text =
                     format!("node {} has too many connections of nodes it does not know", self.me.node);
                 return Err((RefusalCode::TooMany, text));
@@ -169,6 +214,10 @@ impl Shared {
         let Some(old) = old else { return Ok(None) };
         if old.other.process == other.process && self.is_dialled_by_smaller(other) {
             return Ok(None);
+        }
+        // Anybody may say a node's number: who knows the cluster comes first.
+        if other.knows_cluster && !old.other.knows_cluster {
+            return Ok(Some(old.number));
         }
         if !old.is_alive(ALIVE_WITHIN).await {
             return Ok(Some(old.number));
@@ -194,9 +243,10 @@ impl Shared {
         handler: Arc<dyn Handler>,
     ) -> Option<Arc<Connection>> {
         let mut table = self.table.lock();
-        if table.is_stopped || other.our_cluster != table.cluster {
+        if table.is_stopped || other.our_cluster != table.ours.cluster {
             return None;
         }
+        let opens = table.opens_to(&other);
         table.connections += 1;
         let number = table.connections;
         let peer = table.peers.entry(other.node).or_insert_with(|| Peer::new(self.started));
@@ -208,7 +258,7 @@ impl Shared {
             old.close(Cause::Here("another connection took its place"));
         }
         let is_other_process = peer.process.is_some_and(|process| process != other.process);
-        if peer.is_up && (is_other_process || !other.knows_cluster) {
+        if peer.is_up && (is_other_process || !opens) {
             self.down(peer, other.node, "another process has its place");
         }
         if is_other_process {
@@ -223,21 +273,33 @@ impl Shared {
         Some(connection)
     }
 
-    /// Lets everything through, if the other side is a peer that knows the cluster.
+    /// Lets everything through, if the other side knows the cluster and is not over.
     pub(super) fn open(&self, connection: &Arc<Connection>) {
         let node = connection.other.node;
-        let is_current = |peer: &Peer| {
-            peer.is_wanted && peer.live().is_some_and(|current| current.number == connection.number)
+        let is_current = |peer: &Peer| peer.live().is_some_and(|current| current.number == connection.number);
+        let may_open = {
+            let table = self.table.lock();
+            if !connection.other.knows_cluster || !table.peers.get(&node).is_some_and(is_current) {
+                return;
+            }
+            !table.is_over(&connection.other)
         };
-        let is_peer = self.table.lock().peers.get(&node).is_some_and(is_current);
-        if !is_peer || !connection.other.knows_cluster {
-            return;
+        connection.set_over(!may_open);
+        if !may_open {
+            return self.complaints.warn(&node.to_string(), "removed", &connection.other.over());
         }
         // Without the lock: the handler may look at links. Before the event: whoever hears it may send.
         connection.open_fully();
         let mut table = self.table.lock();
+        // Those that were not full yet were not closed when it became known.
+        if table.is_over(&connection.other) {
+            return connection.close(OVER);
+        }
         let Some(peer) = table.peers.get_mut(&node).filter(|peer| is_current(peer)) else { return };
         peer.process = Some(connection.other.process);
+        if connection.other.host.is_some() {
+            peer.host.clone_from(&connection.other.host);
+        }
         if !peer.is_up {
             peer.is_up = true;
             peer.since = self.clock.elapsed();

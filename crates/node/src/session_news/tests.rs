@@ -211,3 +211,13 @@ fn a_node_that_starts_learns_the_live_and_the_lost() {
     let workers = b.registry.all();
     assert_eq!((workers.len(), workers[0].id), (1, SessionId(1)), "one worker, known by what lives");
 }
+
+#[test]
+fn a_burst_of_unknown_sessions_leaves_room_to_ask_about_silent_ones() {
+    let asks = Asks::default();
+    let unknown: Vec<_> = std::iter::from_fn(|| asks.turn(About::Unknown)).take(2 * ASKS_MAX).collect();
+    assert_eq!(unknown.len(), ASKS_MAX);
+    assert!(asks.turn(About::Silent).is_some());
+    drop(unknown);
+    assert!(asks.turn(About::Unknown).is_some());
+}

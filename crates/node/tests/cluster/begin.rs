@@ -4,10 +4,15 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use model::NodeId;
+use model::catalog::{ClusterFacts, NodeAddresses};
+use model::{MemberId, NodeId};
 use node::{Disk, Error, Node};
+use wire::life::{Founding, Standing};
 
-use crate::support::{World, enqueue, eventually, groups, has_task, is_voted_by, members};
+use crate::support::{
+    World, address, enqueue, eventually, groups, has_task, is_voted_by, members, read_identity,
+    write_identity,
+};
 
 const TRIO: [u64; 3] = [1, 2, 3];
 
@@ -37,6 +42,24 @@ async fn any_order_of_starts_makes_one_cluster() {
         assert_eq!(ids.len(), 1, "{order:?}");
         enqueue(&world.node(1).await, "mail").await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_founders_have_copies_of_all_and_three_of_them_vote() {
+    const FIVE: [u64; 5] = [1, 2, 3, 4, 5];
+    let mut world = World::new();
+    world.start(&FIVE, &FIVE).await;
+    for node in FIVE {
+        let node = world.node(node).await;
+        eventually("three vote and two learn, everywhere", || {
+            groups().all(|group| {
+                let now = node.members(group).unwrap();
+                now.voters.len() == 3 && now.learners.len() == 2
+            })
+        })
+        .await;
+    }
+    enqueue(&world.node(5).await, "mail").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -105,6 +128,79 @@ async fn a_founder_that_loses_its_disk_while_the_others_are_prepared_founds_anew
         eventually("all three vote everywhere", || is_voted_by(&node, "1 2 3", "")).await;
     }
     assert!(tried > 0, "the others were never prepared alone");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_founder_that_is_wiped_when_another_has_followed_joins_and_the_third_follows_too() {
+    let facts = ClusterFacts { cluster_id: 77, shards: 2, token_key: [1; 32] };
+    let addresses = |node| NodeAddresses { peer: address(node), http: String::new() };
+    let nodes: Vec<_> = TRIO.map(|node| (NodeId(node), addresses(node))).to_vec();
+    for order in [[1, 2, 3], [1, 3, 2], [3, 2, 1]] {
+        let mut world = World::new();
+        // Node 1 was a member and has lost its disk.
+        let member = MemberId::new(NodeId(2), 0);
+        let followed = Standing::Member { member, facts: facts.clone(), founders: nodes.clone() };
+        write_identity(&world.disk(2), NodeId(2), followed);
+        let prepared = Standing::Prepared(Founding { facts: facts.clone(), nodes: nodes.clone() });
+        write_identity(&world.disk(3), NodeId(3), prepared);
+        for node in order {
+            world.launch(node, &TRIO);
+        }
+        world.settled().await;
+        let first = world.node(1).await;
+        assert_eq!(cluster_id(&first), 77);
+        assert_eq!(first.member().incarnation(), 1, "its first life may have voted");
+        eventually("its old life has no vote", || is_voted_by(&first, "1.1 2 3", "")).await;
+        assert_eq!(world.node(3).await.member().incarnation(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_that_start_with_an_old_lone_node_join_it() {
+    let mut world = World::new();
+    // Not the one that would make a cluster of all.
+    world.launch(3, &[]);
+    let task = enqueue(&world.node(3).await, "mail").await;
+    world.stop(3).await;
+    world.disk(3).remove(Path::new("identity")).unwrap();
+    world.launch(1, &TRIO);
+    world.launch(2, &TRIO);
+    world.launch(3, &TRIO);
+    world.settled().await;
+    let first = world.node(1).await;
+    eventually("all three vote everywhere", || is_voted_by(&first, "1 2 3", "")).await;
+    assert_eq!(cluster_id(&first), cluster_id(&world.node(3).await));
+    assert!(has_task(&first, task).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_without_its_log_does_not_start() {
+    let mut world = World::new();
+    world.start(&TRIO, &TRIO).await;
+    let first = world.node(1).await;
+    eventually("all three vote everywhere", || is_voted_by(&first, "1 2 3", "")).await;
+    world.kill(3);
+    let (disk, log) = (world.disk(3), Path::new("log"));
+    let (standing, has_log) = read_identity(&disk);
+    assert!(has_log);
+    // A file from before this was written down gets it at the next start.
+    write_identity(&disk, NodeId(3), standing);
+    assert!(!read_identity(&disk).1);
+    world.launch(3, &TRIO);
+    world.node(3).await;
+    assert!(read_identity(&disk).1);
+    world.kill(3);
+    for file in disk.list(log).unwrap() {
+        disk.remove(&file).unwrap();
+    }
+    world.launch(3, &TRIO);
+    let error = world.try_node(3).await.err().unwrap();
+    assert!(matches!(&error, Error::Broken(text) if text.contains("the log is gone")), "{error}");
+    world.kill(3);
+    world.wipe(3);
+    world.launch(3, &TRIO);
+    world.node(3).await;
+    eventually("it is back in a new life", || is_voted_by(&first, "1 2 3.1", "")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

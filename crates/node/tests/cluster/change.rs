@@ -1,5 +1,7 @@
 //! Nodes come, go, lose their disks; votes and leaders follow.
 
+use std::time::Duration;
+
 use model::{GroupId, NodeId};
 use node::{Health, Node};
 
@@ -70,6 +72,36 @@ async fn a_fourth_node_joins_one_leaves_and_the_votes_follow() {
     world.wipe(2);
     world.launch(2, &[1, 2, 3, 4]);
     assert_eq!(world.node(2).await.member(), *members("2.1").first().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_forgotten_only_when_every_group_has_said_that_it_has_no_vote() {
+    const FIVE: [u64; 5] = [1, 2, 3, 4, 5];
+    let mut world = World::new();
+    world.start(&FIVE, &FIVE).await;
+    let first = world.node(1).await;
+    let voters = |group: u16| first.members(GroupId(group)).unwrap();
+    // Group 1 is that of nodes 1, 4 and 5; without two of them nobody can say who votes in it.
+    eventually("votes are spread", || {
+        voters(0).voters == members("1 2 3") && voters(1).voters == members("1 4 5")
+    })
+    .await;
+    eventually("the catalog knows all five", || first.join_hint().cluster.len() == 5).await;
+    world.kill(4);
+    world.kill(5);
+    first.leave(NodeId(3)).await.unwrap();
+    let third = *members("3").first().unwrap();
+    eventually("it votes nowhere", || {
+        groups().all(|group| {
+            let now = first.members(group).unwrap();
+            now.committed && !now.is_joint && !now.voters.contains(&third)
+        })
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(first.join_hint().cluster.len(), 5, "it was forgotten while group 1 could not be asked");
+    world.launch(4, &FIVE);
+    eventually("now it is", || first.join_hint().cluster.len() == 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,14 +1,17 @@
 //! Nodes that can be started, stopped, killed and wiped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::{GroupId, KindName, MemberId, Millis, NodeId, QueueName, TaskId};
 use node::call::{Freshness, TaskSpec};
 use node::{Error, LogOptions, MemDisk, Node, NodeConfig, StartProgress, SystemClock, ThreadExecutor};
+use storage::{Disk, Open};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
+use wire::life::{Identity, Standing};
 
 use crate::net::Net;
 
@@ -165,6 +168,31 @@ impl World {
         self.seed += 1;
         self.disks[&node].crash(self.seed);
     }
+}
+
+const IDENTITY: &str = "identity";
+/// Magic, version and checksum: `docs/formats/identity.md`.
+const IDENTITY_HEADER: &[u8] = b"WLnode\r\n\x01\0\0\0";
+const CHECKSUM_BYTES: usize = 16;
+
+/// What a disk says of its node, and whether it says that there is a log.
+pub(crate) fn read_identity(disk: &MemDisk) -> (Standing, bool) {
+    let bytes = disk.read(Path::new(IDENTITY)).unwrap();
+    let body = bytes[IDENTITY_HEADER.len() + CHECKSUM_BYTES..].to_vec();
+    let identity = Identity::decode(body.into()).unwrap();
+    (identity.standing, identity.has_log)
+}
+
+/// Says on a disk who a node is, and nothing of a log.
+pub(crate) fn write_identity(disk: &MemDisk, node: NodeId, standing: Standing) {
+    let body = Identity { node, standing, has_log: false }.encode();
+    let sum = blake3::hash(&body);
+    let bytes = [IDENTITY_HEADER, &sum.as_bytes()[..CHECKSUM_BYTES], &body].concat();
+    let file = disk.open(Path::new(IDENTITY), Open::Create).unwrap();
+    file.set_len(0).unwrap();
+    file.write_at(&bytes, 0).unwrap();
+    file.sync_all().unwrap();
+    disk.sync_dir(Path::new("")).unwrap();
 }
 
 /// Waits until `condition` holds.

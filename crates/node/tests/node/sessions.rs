@@ -1,5 +1,6 @@
 //! Workers that live, fall silent, leave and are removed.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -336,6 +337,37 @@ async fn a_draining_worker_that_asks_anyway_waits_its_wait() {
     eventually("it waits", || async { node.waiting_claims() == 1 }).await;
     node.remove_worker(&worker("w1")).await.unwrap();
     assert_eq!(waiting.await.unwrap().unwrap_err().code(), "unknown_worker");
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn open_slots_are_those_without_a_claim_in_whichever_shard() {
+    let node = node().await;
+    let (first, second) = (register(&node, "w1").await, register(&node, "w2").await);
+    let total = node.slots().total;
+    let each = total / 2;
+    let mut shards = HashSet::new();
+    for n in 0.. {
+        shards.insert(enqueue(&node, task("mail")).await.shard());
+        if n > each && shards.len() == usize::from(node.shards()) {
+            break;
+        }
+    }
+    let claim = async |name: &str, session, max| {
+        let call = claim_call("mail", max, Millis(0));
+        let call = ClaimCall { worker: worker(name), session: Some(session), ..call };
+        node.claim(call).await.unwrap().value.len() as u64
+    };
+    assert_eq!(claim("w1", first, 2).await, 2);
+    assert_eq!(node.slots().open, total - 2);
+    let more = claim("w1", first, 1_000).await;
+    assert!(2 + more > each, "{more}");
+    assert_eq!(node.slots().open, each, "one that holds more than it has slots takes none from others");
+    for _ in 0..3 {
+        enqueue(&node, task("mail")).await;
+    }
+    assert_eq!(claim("w2", second, 3).await, 3);
+    assert_eq!(node.slots().open, each - 3);
     node.stop().await.unwrap();
 }
 

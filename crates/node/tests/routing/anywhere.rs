@@ -1,11 +1,11 @@
 //! Any node serves any request, whoever leads.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use model::{Millis, QueuePolicy, ShardId, Spread, StateKind};
-use node::call::{AckCall, Freshness, TaskSpec};
+use model::{GroupId, Millis, QueuePolicy, ShardId, Spread, StateKind};
+use node::call::{AckCall, Action, Freshness, TaskFilter, TaskSpec};
 
 use crate::support::{Cluster, SHARDS, ack, claim, enqueue, eventually, queue, task, task_in};
 
@@ -189,6 +189,33 @@ async fn a_request_id_gets_the_same_claims_at_another_node() {
     assert!(!first.is_empty());
     for node in cluster.nodes() {
         assert_eq!(ids(node.claim(call.clone()).await.unwrap().value), first);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_says_was_written_covers_what_others_wrote_for_it() {
+    let cluster = Cluster::start().await;
+    for node in cluster.nodes() {
+        let mut ids = Vec::new();
+        for shard in cluster.shards() {
+            ids.push(enqueue(cluster.node(1), task_in("mail", shard)).await);
+        }
+        let filter = TaskFilter { queue: Some(queue("mail")), ..TaskFilter::default() };
+        let mut cursor = None;
+        loop {
+            let acted = node.act(Action::Cancel, filter.clone(), false, cursor).await.unwrap();
+            cursor = acted.cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        let written: BTreeMap<GroupId, u64> = node.written().into_iter().collect();
+        for id in ids {
+            let task = node.task(id, Millis(0), Freshness::Linearizable).await.unwrap();
+            let cancelled = task.history.last().unwrap().index;
+            let upto = written[&id.shard().group()];
+            assert!(upto >= cancelled, "node {}: {id} ended at {cancelled}, not by {upto}", node.id());
+        }
     }
 }
 

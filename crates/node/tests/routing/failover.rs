@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use model::{Millis, NodeId, ShardId};
-use node::call::{Freshness, TaskSpec};
+use node::call::{ClaimCall, Freshness, TaskSpec};
 use node::{Error, Node};
 
-use crate::support::{Cluster, ack, claim, enqueue, eventually, task, task_in};
+use crate::support::{Cluster, ack, claim, claim_call, enqueue, eventually, task, task_in};
 
 /// A shard that is not led by `not_by`, and who leads it.
 async fn led_elsewhere(cluster: &Cluster, not_by: NodeId) -> (ShardId, NodeId) {
@@ -114,6 +114,59 @@ async fn without_a_quorum_a_node_says_so_in_time_and_still_shows_what_it_has() {
     assert!(matches!(refused, Error::Unavailable), "{refused}");
     assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
     node.task(id, Millis(0), Freshness::Stale).await.unwrap();
-    let empty = claim(&node, "mail", 1, Millis(500)).await;
-    assert!(empty.is_empty(), "a waiting claim waits its wait");
+    let refused = node.claim(claim_call("mail", 1, Millis(500))).await.unwrap_err();
+    assert_eq!(refused, Error::Unavailable, "nobody here knows that there is nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_at_a_node_that_is_cut_off_is_sent_elsewhere_and_served_when_the_node_is_back() {
+    let cluster = Cluster::start().await;
+    for node in cluster.nodes() {
+        assert!(claim(node, "mail", 1, Millis(0)).await.is_empty(), "nothing is ready, and all know");
+        let waiting = tokio::spawn({
+            let node = node.clone();
+            async move { node.claim(claim_call("mail", 1, Millis::secs(60))).await }
+        });
+        eventually("it waits", || async { node.waiting_claims() == 1 }).await;
+        cluster.isolate(node.id());
+        let since = Instant::now();
+        assert_eq!(waiting.await.unwrap().unwrap_err(), Error::Unavailable);
+        assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+        let since = Instant::now();
+        assert_eq!(node.claim(claim_call("mail", 1, Millis(0))).await.unwrap_err(), Error::Unavailable);
+        assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+        let since = Instant::now();
+        let refused = node.claim(claim_call("mail", 1, Millis::secs(60))).await.unwrap_err();
+        assert_eq!(refused, Error::Unavailable);
+        assert!((Duration::from_secs(2)..Duration::from_secs(5)).contains(&since.elapsed()));
+
+        cluster.heal();
+        eventually("it can say again that there is nothing", || async {
+            let answer = node.claim(claim_call("mail", 1, Millis(0))).await;
+            answer.is_ok_and(|answer| answer.value.is_empty())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiting_claim_with_a_request_id_outlasts_a_leader_that_is_not_reached() {
+    let cluster = Cluster::start().await;
+    let leaders = || cluster.shards().map(|shard| cluster.node(1).leader_of(shard)).collect::<HashSet<_>>();
+    eventually("more than one leads", || async { leaders().len() > 1 && !leaders().contains(&None) }).await;
+    let (_, leader) = led_elsewhere(&cluster, NodeId(0)).await;
+    let node = cluster.nodes().find(|node| node.id() != leader).unwrap();
+    cluster.cut(node.id(), leader);
+    let call = ClaimCall { request_id: Some("once".to_owned()), ..claim_call("mail", 1, Millis::secs(60)) };
+    let mut waiting = tokio::spawn({
+        let node = node.clone();
+        async move { node.claim(call).await }
+    });
+    // Longer than anybody waits for a leader.
+    let early = tokio::time::timeout(Duration::from_secs(4), &mut waiting).await;
+    assert!(early.is_err(), "{early:?}");
+    cluster.heal();
+    let third = cluster.nodes().find(|other| ![node.id(), leader].contains(&other.id())).unwrap();
+    let id = enqueue(third, task("mail")).await;
+    assert_eq!(waiting.await.unwrap().unwrap().value[0].id, id);
 }

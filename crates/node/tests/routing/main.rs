@@ -5,6 +5,6 @@
 mod anywhere;
 mod failover;
 #[path = "../net/mod.rs"]
-#[allow(dead_code, reason = "here nothing is cut")]
+#[allow(dead_code, reason = "here no address is forgotten")]
 mod net;
 mod support;

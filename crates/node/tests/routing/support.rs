@@ -34,6 +34,7 @@ impl Drop for Member {
 
 /// Three nodes.
 pub(crate) struct Cluster {
+    net: Net,
     members: BTreeMap<NodeId, Member>,
 }
 
@@ -75,7 +76,7 @@ impl Cluster {
             let node = node.await.unwrap().unwrap();
             members.insert(id, Member { runtime: Some(runtime), node });
         }
-        let cluster = Cluster { members };
+        let cluster = Cluster { net, members };
         for shard in cluster.shards() {
             cluster.leader_of(shard).await;
         }
@@ -103,6 +104,21 @@ impl Cluster {
         };
         eventually("all agree who leads", || async { agreed().is_some() }).await;
         agreed().unwrap()
+    }
+
+    /// Nothing goes between two nodes any more.
+    pub(crate) fn cut(&self, one: NodeId, other: NodeId) {
+        self.net.cut(&address(one.0), &address(other.0));
+    }
+
+    /// Nothing goes between a node and the others any more.
+    pub(crate) fn isolate(&self, id: NodeId) {
+        self.members.keys().filter(|other| **other != id).for_each(|other| self.cut(id, *other));
+    }
+
+    /// All goes again.
+    pub(crate) fn heal(&self) {
+        self.net.heal();
     }
 
     /// Ends a node without a word.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{enqueue, enqueue_with, task_id};
-use model::{Command, MemberId, Millis, Start};
+use model::{Command, MemberId, Millis, NodeId, Start};
 use net::{Cluster, PATIENCE, eventually, member, usual};
 use replica::{Error, Heard, ReplicaConfig, Role};
 use storage::Disk;
@@ -431,6 +431,28 @@ async fn a_leader_whose_process_is_gone_is_replaced_at_once() {
     // may take longer.
     waits.sort_unstable();
     assert!(waits[0] < Duration::from_millis(500), "{waits:?}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_only_one_takes_for_gone_keeps_its_term() {
+    let cluster = Cluster::new(3, usual).await;
+    cluster.propose(&tasks(0..1)).await;
+    let leader = cluster.leader().await;
+    let term = cluster.replica(leader).status().term;
+    let doubter = others(&cluster, leader)[0];
+    // As when a firewall refuses: it hears nothing from the leader, which the third still follows.
+    cluster.net.cut(leader, doubter);
+    cluster.replica(doubter).node_gone(NodeId(leader));
+    // Longer than all its tries.
+    for n in 1..15 {
+        sleep(Duration::from_millis(100)).await;
+        cluster.propose_among(&[leader], &tasks(n..n + 1)).await;
+        let now = cluster.nodes.values().map(|node| node.replica.status().term);
+        assert_eq!(now.max(), Some(term), "{:?}", cluster.statuses());
+    }
+    cluster.net.heal();
+    cluster.same_everywhere().await;
     cluster.stop().await;
 }
 

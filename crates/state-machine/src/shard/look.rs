@@ -273,6 +273,11 @@ impl Shard {
         sessions
     }
 
+    /// The claims that sessions hold here, in steps: from `from` on, at most `limit`, by session and fence.
+    pub fn held_from(&self, from: (SessionId, Fence), limit: usize) -> Vec<(SessionId, Fence)> {
+        self.sessions.range(from..).take(limit).map(|(&held, _)| held).collect()
+    }
+
     /// What each queue has seen, by name.
     pub fn totals(&self) -> Vec<(QueueName, Totals)> {
         self.queues.iter().map(|queue| (queue.name.clone(), queue.totals)).collect()

@@ -84,7 +84,7 @@ async fn stuck(hub: &Hub) -> (Process, Box<dyn Stream>) {
     let (mut stream, _) = network.accept().await.unwrap();
     hello::read::<wire::peer::Hello>(&mut stream).await.unwrap();
     let me = Identity { node: N2, process: 5, address: String::new() };
-    let welcome: HelloAnswer = hello::answer(&me, CLUSTER, 1, None);
+    let welcome: HelloAnswer = hello::answer(&me, OURS, 1, None);
     hello::write(&mut stream, &welcome).await.unwrap();
     one.up(N2).await;
     (one, stream)

@@ -120,7 +120,7 @@ async fn bytes_that_no_node_sends_end_the_connection() {
     let mut one = Process::start(network, 1, CLUSTER, &[(N2, "127.0.0.1:1")]);
     let mut stream: Box<dyn Stream> = Box::new(TcpStream::connect(&address).await.unwrap());
     let me = Identity { node: N2, process: 9, address: String::new() };
-    super::super::hello::write(&mut stream, &super::super::hello::hello(&me, CLUSTER, N1)).await.unwrap();
+    super::super::hello::write(&mut stream, &super::super::hello::hello(&me, OURS, N1)).await.unwrap();
     assert_eq!(one.event().await, LinkEvent::Up(N2));
     stream.write_all(&[0xff; 64]).await.unwrap();
     assert_eq!(one.event().await, LinkEvent::Down(N2));

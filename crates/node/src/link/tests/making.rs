@@ -1,6 +1,7 @@
 //! How connections come to be: who dials, who is let in, who is not.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpSocket;
 use wire::peer::{Hello, HelloAnswer, RefusalCode};
 
 use super::*;
@@ -46,9 +47,13 @@ async fn a_node_that_does_not_fit_is_told_why() {
     let (network, address) = Tcp::listen("127.0.0.1:0").await;
     let _one = Process::start(network, 1, CLUSTER, &[]);
     let me = Identity { node: N2, process: 9, address: "n2:1".to_owned() };
-    let good = hello::hello(&me, CLUSTER, N1);
+    let good = hello::hello(&me, OURS, N1);
     for (hello, code, part) in [
-        (hello::hello(&me, 0xbad, N1), RefusalCode::OtherCluster, "node 2 is of cluster 0000"),
+        (
+            hello::hello(&me, Membership { cluster: 0xbad, ..OURS }, N1),
+            RefusalCode::OtherCluster,
+            "node 2 is of cluster 0000",
+        ),
         (Hello { version_min: 8, version_max: 9, ..good.clone() }, RefusalCode::Version, "upgrade the older"),
         (Hello { to: 3, ..good.clone() }, RefusalCode::WrongNode, "looks for node 3"),
         (Hello { node: 1, ..good.clone() }, RefusalCode::SameNumber, "its own number"),
@@ -99,14 +104,34 @@ async fn a_stranger_gets_no_byte_and_little_time() {
 #[tokio::test]
 async fn only_so_many_may_be_about_to_greet() {
     let (network, address) = Tcp::listen("127.0.0.1:0").await;
-    let _one = Process::start(network, 1, CLUSTER, &[]);
+    // The system takes any address in 127/8 for its own.
+    let _one = Process::start(network, 1, CLUSTER, &[(N2, "127.0.9.9:1")]);
+    let connect = async |host: [u8; 4]| {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((host, 0).into()).unwrap();
+        socket.connect(address.parse().unwrap()).await.unwrap()
+    };
+    let is_closed = async |stream: &mut TcpStream| {
+        let closed = tokio::time::timeout(Duration::from_millis(500), stream.read(&mut [0; 8])).await;
+        matches!(closed, Ok(Ok(0) | Err(_)))
+    };
     let mut silent = Vec::new();
-    for _ in 0..64 {
-        silent.push(TcpStream::connect(&address).await.unwrap());
+    for host in 1..=3 {
+        for _ in 0..16 {
+            silent.push(connect([127, 0, 0, host]).await);
+        }
+        if host == 1 {
+            assert!(is_closed(&mut connect([127, 0, 0, 1]).await).await, "one too many is closed at once");
+        }
     }
-    let mut stream = TcpStream::connect(&address).await.unwrap();
-    let closed = tokio::time::timeout(Duration::from_secs(1), stream.read(&mut [0; 8])).await;
-    assert!(matches!(closed, Ok(Ok(0) | Err(_))), "one too many is closed at once: {closed:?}");
+    assert!(is_closed(&mut connect([127, 0, 0, 4]).await).await, "hosts without peers leave some places");
+    let mut peers = Vec::new();
+    for _ in 0..16 {
+        peers.push(connect([127, 0, 9, 9]).await);
+    }
+    assert!(is_closed(&mut connect([127, 0, 9, 9]).await).await, "all places are taken");
+    // A peer's host had its places while the others waited.
+    assert!(!is_closed(&mut peers[0]).await);
 }
 
 #[tokio::test]
@@ -121,21 +146,82 @@ async fn a_node_that_is_not_of_the_cluster_yet_may_only_ask_to_be() {
     assert!(matches!(early, Err(LinkError::Unreached(_))), "{early:?}");
     assert!(two.links.up().is_empty() && one.links.up().is_empty(), "nobody is of one cluster yet");
 
-    // It knows the cluster now, but the other does not know that it is part of it.
-    two.links.set_cluster(CLUSTER);
+    // It knows the cluster now: it is part of it, whether or not the other has heard of that.
+    two.links.set_cluster(CLUSTER, 0);
     two.up(N1).await;
-    let early = two.call(N1, PeerKind::Propose, b"x").await;
-    assert!(matches!(early, Err(LinkError::Refused(_))), "{early:?}");
-    assert!(one.links.up().is_empty());
-    one.set_peers(&[(N2, "two")]);
     one.up(N2).await;
     assert_eq!(two.call(N1, PeerKind::Propose, b"x").await, Ok(Bytes::from_static(b"x")));
+}
 
-    // And it leaves.
-    one.set_peers(&[]);
+#[tokio::test]
+async fn two_nodes_of_one_cluster_talk_although_only_one_has_heard_of_the_other() {
+    for dialler_is_smaller in [true, false] {
+        let (low, high) = match dialler_is_smaller {
+            true => (vec![(N2, "two")], vec![]),
+            false => (vec![], vec![(N1, "one")]),
+        };
+        let hub = Hub::default();
+        let one = Process::start(hub.listen("one"), 1, CLUSTER, &low);
+        let two = Process::start(hub.listen("two"), 2, CLUSTER, &high);
+        one.up(N2).await;
+        two.up(N1).await;
+        assert_eq!(one.call(N2, PeerKind::Propose, b"x").await, Ok(Bytes::from_static(b"x")));
+        assert_eq!(two.call(N1, PeerKind::Propose, b"x").await, Ok(Bytes::from_static(b"x")));
+        // What each learns later of others does not end it.
+        let connections = (one.desk.open.lock().clone(), two.desk.open.lock().clone());
+        one.set_peers(&[(NodeId(7), "nowhere")]);
+        two.set_peers(&[(NodeId(7), "nowhere")]);
+        assert_eq!(one.call(N2, PeerKind::Propose, b"x").await, Ok(Bytes::from_static(b"x")));
+        assert_eq!((one.desk.open.lock().clone(), two.desk.open.lock().clone()), connections);
+    }
+}
+
+#[tokio::test]
+async fn a_life_of_a_node_that_is_over_may_only_ask_what_became_of_it() {
+    let hub = Hub::default();
+    let one = Process::start(hub.listen("one"), 1, CLUSTER, &[]);
+    let two = Process::start(hub.listen("two"), 2, 0, &[(N1, "one")]);
+    two.links.set_cluster(CLUSTER, 4);
+    one.up(N2).await;
+    // An older life is over, this one is not.
+    one.set_peers_and_over(&[], &[(N2, 3)]);
+    assert_eq!(two.call(N1, PeerKind::Propose, b"x").await, Ok(Bytes::from_static(b"x")));
+    one.set_peers_and_over(&[], &[(N2, 4)]);
     until(|| one.links.up().is_empty()).await;
     let late = one.call(N2, PeerKind::Propose, b"x").await;
     assert!(matches!(late, Err(LinkError::Unreached(_))), "{late:?}");
+    // It dials again, and hears why nothing else is taken.
+    let asking = async {
+        while two.call(N1, PeerKind::Probe, b"who?").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(SOON, asking).await.expect("it may ask");
+    let refused = two.call(N1, PeerKind::Propose, b"x").await;
+    let Err(LinkError::Refused(why)) = refused else { panic!("{refused:?}") };
+    assert!(why.contains("node 2 was removed from the cluster") && why.contains("empty data directory"));
+    assert!(one.links.up().is_empty(), "it stays out");
+    // The other side of the greeting tells it as well.
+    let four = Process::start(hub.listen("four"), 4, CLUSTER, &[(N2, "two")]);
+    four.up(N2).await;
+    let five = Process::start(hub.listen("five"), 5, CLUSTER, &[]);
+    five.set_peers_and_over(&[(N2, "two")], &[(N2, 4)]);
+    until(|| five.links.tell(N2, PeerKind::Probe, GroupId::CATALOG, Bytes::new())).await;
+    assert!(five.links.up().is_empty());
+    // Its next life is welcome.
+    two.links.set_cluster(CLUSTER, 5);
+    one.up(N2).await;
+}
+
+#[tokio::test]
+async fn a_node_that_knows_the_cluster_takes_its_place_from_one_that_does_not() {
+    let hub = Hub::default();
+    let one = Process::start(hub.listen("one"), 1, CLUSTER, &[]);
+    let stranger = Process::start(hub.listen("elsewhere"), 2, 0, &[(N1, "one")]);
+    until(|| stranger.links.tell(N1, PeerKind::Probe, GroupId::CATALOG, Bytes::new())).await;
+    let _two = Process::start(hub.listen("two"), 2, CLUSTER, &[(N1, "one")]);
+    one.up(N2).await;
+    until(|| !stranger.links.tell(N1, PeerKind::Probe, GroupId::CATALOG, Bytes::new())).await;
 }
 
 #[tokio::test]

@@ -24,9 +24,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use wire::peer::PeerKind;
 
+use super::links::Membership;
 use super::*;
 
 const CLUSTER: u128 = 0xc1;
+const OURS: Membership = Membership { cluster: CLUSTER, incarnation: Some(0) };
 const N1: NodeId = NodeId(1);
 const N2: NodeId = NodeId(2);
 const SOON: Duration = Duration::from_secs(5);
@@ -207,14 +209,21 @@ impl Process {
         let clock = Arc::new(SystemClock::new());
         let links = Links::start(network, me, desk.clone(), clock, stopping.clone(), tasks.clone());
         let events = links.events();
-        links.set_cluster(cluster);
+        if cluster != 0 {
+            links.set_cluster(cluster, 0);
+        }
         let process = Process { links, desk, events, stopping, tasks };
         process.set_peers(peers);
         process
     }
 
     fn set_peers(&self, peers: &[(NodeId, &str)]) {
-        self.links.set_peers(peers.iter().map(|(node, address)| (*node, (*address).to_owned())).collect());
+        self.set_peers_and_over(peers, &[]);
+    }
+
+    fn set_peers_and_over(&self, peers: &[(NodeId, &str)], over: &[(NodeId, u64)]) {
+        let peers = peers.iter().map(|(node, address)| (*node, (*address).to_owned())).collect();
+        self.links.set_peers(peers, over.iter().copied().collect());
     }
 
     /// Ends as a killed process does: without a word.

@@ -1,0 +1,44 @@
+//! Asks other nodes what they know of a cluster. `standing.rs` answers.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use model::{GroupId, NodeId};
+use wire::life::{Probe, ProbeAnswer};
+use wire::peer::PeerKind;
+
+use crate::link::{LinkError, Links};
+
+/// How long a node that asks another for its standing waits.
+pub(crate) const PROBE_WAIT: Duration = Duration::from_millis(500);
+
+/// What a node did not say, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// Nothing is known of it.
+    Unheard,
+    /// It has heard us, and cannot say yet: it has data.
+    Refused(String),
+}
+
+/// Asks all of them at once.
+pub(crate) async fn ask(
+    links: &Links,
+    nodes: &[NodeId],
+    probe: &Probe,
+) -> BTreeMap<NodeId, Result<ProbeAnswer, Silence>> {
+    let body = probe.encode();
+    let ask = |node: NodeId| {
+        let body = body.clone();
+        async move {
+            let asked = links.call(node, PeerKind::Probe, GroupId::CATALOG, body, PROBE_WAIT).await;
+            let answer = match asked {
+                Ok(body) => ProbeAnswer::decode(body).map_err(|_| Silence::Unheard),
+                Err(LinkError::Refused(why)) => Err(Silence::Refused(why)),
+                Err(LinkError::Unreached(_) | LinkError::Lost) => Err(Silence::Unheard),
+            };
+            (node, answer)
+        }
+    };
+    futures::future::join_all(nodes.iter().copied().map(ask)).await.into_iter().collect()
+}
