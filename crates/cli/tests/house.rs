@@ -15,7 +15,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("replica", &["state-machine", "storage", "wire", "model"]),
     ("node", &["replica", "state-machine", "storage", "wire", "model"]),
     ("server", &["node", "wire", "storage", "model"]),
-    ("cli", &["server", "node", "state-machine", "wire", "storage", "model"]),
+    ("cli", &["windlass", "server", "node", "state-machine", "wire", "storage", "model"]),
+    ("windlass", &["wire"]),
+    ("windlass-testing", &["windlass", "server", "node", "model"]),
     // Not a part of the house: it measures it.
     ("bench", &["server", "node", "replica", "state-machine", "storage", "wire", "model"]),
 ];

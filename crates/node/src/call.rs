@@ -337,8 +337,10 @@ pub enum WorkerState {
 pub struct BeatAnswer {
     /// What the worker shall do.
     pub state: WorkerState,
-    /// Which tasks it shall stop.
+    /// Which tasks somebody wants stopped; they are still the worker's.
     pub cancel: Vec<(TaskId, Fence)>,
+    /// Which tasks are the worker's no more.
+    pub lost: Vec<(TaskId, Fence)>,
 }
 
 /// A worker in the registry.

@@ -33,6 +33,8 @@ const ASK_EVERY: Millis = Millis(500);
 const HEAD_START: Millis = Millis(300);
 /// A worker that is heard this long after its stream broke has not gone with it: we learned of it late.
 const STILL_BEATS: Millis = Millis(1_000);
+/// A worker that holds nothing and has an open stream here counts as heard so often.
+const VOUCH_EVERY: Millis = Millis(500);
 /// Sessions looked up in a shard at a time.
 const STEP: usize = 2_000;
 /// Ends proposed at once.
@@ -154,6 +156,7 @@ impl Watch {
             return;
         }
         self.last = now;
+        vouch(inner, now);
         let leads_more = self.note_led(inner, now);
         let mut suspects = inner
             .sessions
@@ -337,6 +340,27 @@ impl Watch {
             ending.shards.extend(fence.map(|fence| (shard, fence)));
         }
         (ending, is_doubtful)
+    }
+}
+
+/// Hears the workers that hold nothing and have an open stream here: a thousand idle workers need not beat every
+/// second. Whoever holds a claim must speak for itself.
+fn vouch(inner: &Inner, now: Millis) {
+    let idle =
+        inner.sessions.pick(|session| session.is_vouched_for() && session.silent_for(now) >= VOUCH_EVERY);
+    let wall = inner.clock.wall();
+    for sessions in idle.chunks(STEP) {
+        let mut holds = vec![false; sessions.len()];
+        for shard in inner.groups.all() {
+            inner.groups.look(shard, |state| {
+                for (session, holds) in sessions.iter().zip(&mut holds) {
+                    *holds = *holds || state.session_last(session.id).is_some();
+                }
+            });
+        }
+        for (session, _) in sessions.iter().zip(holds).filter(|(_, holds)| !holds) {
+            session.heard(now, wall);
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use model::{Millis, NodeId, WallTime};
 use parking_lot::Mutex;
-use replica::Clock;
+use replica::{Clock, Moved};
 
 use crate::info::ClockInfo;
 
@@ -192,6 +192,10 @@ impl Clock for HeldClock {
         let cautious = heard.nodes > 2 && elapsed < CAUTION;
         let base = heard.others.hold(own, cautious);
         WallTime::from_millis((base + signed(elapsed.0)).max(0) as u64)
+    }
+
+    fn moved(&self) -> Moved<'_> {
+        self.own.moved()
     }
 }
 

@@ -11,6 +11,7 @@
 
 mod act;
 mod agree;
+mod ahead;
 mod any_replica;
 pub mod call;
 mod cluster;
@@ -70,7 +71,7 @@ pub use info::{ClusterInfo, Health, NodeInfo, Slots, WhyLine};
 pub use inner::Node;
 pub use life::JoinHint;
 pub use link::{Network, Stream};
-pub use replica::{Clock, Members, SystemClock};
+pub use replica::{Clock, Members, Moved, SystemClock};
 pub use router::EnqueueResults;
 pub use sessions::SessionStream;
 pub use state_machine::view;

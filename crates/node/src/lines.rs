@@ -16,6 +16,10 @@ use parking_lot::Mutex;
 use state_machine::view::ReadyHint;
 use tokio::sync::Notify;
 
+use crate::error::Error;
+use crate::taken::{Carried, Taken};
+use crate::waiting::Ask;
+
 /// So much older must a task of a shard that is led elsewhere be, to come before one that is led here.
 const LOCAL_FIRST: Millis = Millis(50);
 /// Locks over which the queues are spread.
@@ -47,63 +51,80 @@ impl Stock {
     }
 }
 
+/// A claim that was made for one that waits.
+pub(crate) type Asked = Carried<Result<Taken, Error>>;
+
+/// What one that waits is given.
+pub(crate) enum Offer {
+    /// Tasks that it may ask for.
+    Promised(Vec<Share>),
+    /// The claim, made already.
+    Asked(Asked),
+}
+
 /// One that waits. Its ticket is its place in every line.
-#[derive(Debug)]
 pub(crate) struct Waiter {
     ticket: u64,
     want: u32,
-    offer: Mutex<Offer>,
+    /// What it asks of the shards; nothing for one that only waits.
+    pub(crate) ask: Option<Arc<Ask>>,
+    hand: Mutex<Hand>,
     /// Told when there is an offer.
     pub(crate) told: Notify,
 }
 
-#[derive(Debug, Default)]
-enum Offer {
-    /// Waits for one.
+/// What one that waits has in hand.
+#[derive(Default)]
+enum Hand {
     #[default]
-    None,
-    /// Has one that it did not take yet.
-    Made(Vec<Share>),
-    /// Takes none any more.
+    Empty,
+    /// An offer that it did not take yet.
+    Holds(Offer),
+    /// It takes none any more.
     Closed,
 }
 
 impl Waiter {
     /// Accepts an offer, unless there is one or it is gone.
-    fn accept(&self, shares: Vec<Share>) -> Result<(), Vec<Share>> {
-        let mut offer = self.offer.lock();
-        match *offer {
-            Offer::None => {
-                *offer = Offer::Made(shares);
+    pub(crate) fn accept(&self, offer: Offer) -> Result<(), Offer> {
+        let mut hand = self.hand.lock();
+        match *hand {
+            Hand::Empty => {
+                *hand = Hand::Holds(offer);
                 self.told.notify_one();
                 Ok(())
             }
-            Offer::Made(_) | Offer::Closed => Err(shares),
+            Hand::Holds(_) | Hand::Closed => Err(offer),
         }
     }
 
+    /// Whether it would accept an offer now.
+    fn is_open(&self) -> bool {
+        matches!(*self.hand.lock(), Hand::Empty)
+    }
+
     /// Takes the offer, if there is one.
-    pub(crate) fn take(&self) -> Option<Vec<Share>> {
-        let mut offer = self.offer.lock();
-        match std::mem::take(&mut *offer) {
-            Offer::Made(shares) => Some(shares),
+    pub(crate) fn take(&self) -> Option<Offer> {
+        let mut hand = self.hand.lock();
+        match std::mem::take(&mut *hand) {
+            Hand::Holds(offer) => Some(offer),
             other => {
-                *offer = other;
+                *hand = other;
                 None
             }
         }
     }
 
     /// Takes the last offer and no more after it.
-    pub(crate) fn close(&self) -> Option<Vec<Share>> {
-        match std::mem::replace(&mut *self.offer.lock(), Offer::Closed) {
-            Offer::Made(shares) => Some(shares),
-            Offer::None | Offer::Closed => None,
+    pub(crate) fn close(&self) -> Option<Offer> {
+        match std::mem::replace(&mut *self.hand.lock(), Hand::Closed) {
+            Hand::Holds(offer) => Some(offer),
+            Hand::Empty | Hand::Closed => None,
         }
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Line {
     /// By ticket.
     waiters: BTreeMap<u64, Arc<Waiter>>,
@@ -160,11 +181,28 @@ impl Line {
                 return;
             }
             self.waiters.remove(&ticket);
-            if let Err(shares) = waiter.accept(shares) {
+            if let Err(Offer::Promised(shares)) = waiter.accept(Offer::Promised(shares)) {
                 // Another of its queues was faster.
                 self.take_back(&shares);
             }
         }
+    }
+
+    /// Promises `count` tasks that `shard` is about to have to those who wait, in the order of their tickets.
+    fn ahead(&mut self, queue: &QueueName, shard: ShardId, count: u32) -> Vec<(Arc<Waiter>, Share)> {
+        let (mut first, mut left) = (Vec::new(), count);
+        while left > 0
+            && let Some((_, waiter)) = self.waiters.pop_first()
+        {
+            // Another of its queues may have been faster.
+            if waiter.is_open() {
+                let count = waiter.want.min(left);
+                left -= count;
+                *self.promised.entry(shard).or_default() += count;
+                first.push((waiter, Share { queue: queue.clone(), shard, count }));
+            }
+        }
+        first
     }
 }
 
@@ -224,6 +262,12 @@ impl Lines {
         }
     }
 
+    /// Promises `count` tasks that `shard` is about to have of `queue` to those who wait for it.
+    pub(crate) fn ahead(&self, queue: &QueueName, shard: ShardId, count: u32) -> Vec<(Arc<Waiter>, Share)> {
+        let mut lines = self.stripe(queue).lock();
+        lines.get_mut(queue).map(|line| line.ahead(queue, shard, count)).unwrap_or_default()
+    }
+
     /// Takes promises back: their claims were answered, or never made. The queues that somebody waits
     /// for, who may now get something.
     pub(crate) fn take_back(&self, shares: &[Share]) -> Vec<QueueName> {
@@ -243,13 +287,13 @@ impl Lines {
     }
 
     /// A waiter with a new ticket, in no line yet. Nothing when `max` wait already.
-    pub(crate) fn waiter(&self, want: u32, max: usize) -> Option<Arc<Waiter>> {
+    pub(crate) fn waiter(&self, want: u32, max: usize, ask: Option<Arc<Ask>>) -> Option<Arc<Waiter>> {
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= max {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
         let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
-        Some(Arc::new(Waiter { ticket, want, offer: Mutex::default(), told: Notify::new() }))
+        Some(Arc::new(Waiter { ticket, want, ask, hand: Mutex::default(), told: Notify::new() }))
     }
 
     /// Puts a waiter into the line of `queue`, at the place of its ticket.
@@ -341,7 +385,7 @@ mod tests {
     #[test]
     fn one_ready_task_wakes_one_waiter_and_the_first_one() {
         let lines = Lines::new();
-        let waiters: Vec<_> = (0..3).map(|_| lines.waiter(1, 10).unwrap()).collect();
+        let waiters: Vec<_> = (0..3).map(|_| lines.waiter(1, 10, None).unwrap()).collect();
         // Entering late does not cost the place.
         for waiter in waiters.iter().rev() {
             lines.enter(&queue(), waiter);
@@ -358,21 +402,42 @@ mod tests {
     #[test]
     fn who_waits_comes_before_who_arrives() {
         let lines = Lines::new();
-        let waiter = lines.waiter(1, 10).unwrap();
+        let waiter = lines.waiter(1, 10, None).unwrap();
         lines.enter(&queue(), &waiter);
         assert!(lines.promise(&queue(), &[stock(1, 1)], 1).is_empty());
-        assert_eq!(counts(&waiter.take().unwrap()), [(1, 1)]);
+        assert!(matches!(waiter.take(), Some(Offer::Promised(shares)) if counts(&shares) == [(1, 1)]));
+    }
+
+    #[test]
+    fn what_is_about_to_come_is_promised_to_who_waits_and_to_nobody_else() {
+        let lines = Lines::new();
+        let shard = ShardId::new(1).unwrap();
+        assert!(lines.ahead(&queue(), shard, 1).is_empty(), "nobody waits");
+        let waiters: Vec<_> = (0..3).map(|_| lines.waiter(2, 10, None).unwrap()).collect();
+        waiters.iter().for_each(|waiter| lines.enter(&queue(), waiter));
+        // The first has an offer of another of its queues already.
+        assert!(waiters[0].accept(Offer::Promised(Vec::new())).is_ok());
+        let first = lines.ahead(&queue(), shard, 3);
+        assert_eq!(
+            first.iter().map(|(waiter, share)| (waiter.ticket, share.count)).collect::<Vec<_>>(),
+            [(1, 2), (2, 1)]
+        );
+        assert!(lines.promise(&queue(), &[stock(1, 3)], 3).is_empty(), "all three are spoken for");
+        assert_eq!(counts(&lines.promise(&queue(), &[stock(1, 4)], 3)), [(1, 1)]);
+        let shares: Vec<Share> = first.into_iter().map(|(_, share)| share).collect();
+        assert!(lines.take_back(&shares).is_empty());
+        assert_eq!(counts(&lines.promise(&queue(), &[stock(1, 4)], 3)), [(1, 3)]);
     }
 
     #[test]
     fn a_waiter_that_left_gets_no_offer_and_its_share_is_free() {
         let lines = Lines::new();
-        let (gone, stays) = (lines.waiter(1, 10).unwrap(), lines.waiter(1, 10).unwrap());
+        let (gone, stays) = (lines.waiter(1, 10, None).unwrap(), lines.waiter(1, 10, None).unwrap());
         lines.enter(&queue(), &gone);
         lines.enter(&queue(), &stays);
         assert!(gone.close().is_none());
         lines.serve(&queue(), &[stock(1, 1)]);
         assert!(stays.take().is_some());
-        assert!(lines.waiter(1, 2).is_none(), "two wait already");
+        assert!(lines.waiter(1, 2, None).is_none(), "two wait already");
     }
 }

@@ -5,13 +5,16 @@
 //! `state-machine/src/shard/enqueue.rs`.
 
 use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Instant;
 
 use model::command::{Dedup, Unique};
 use model::{
-    Command, Digest, Enqueued, FollowUp, NewTask, QueueName, QueuePolicy, QueueSettings, Rejection, Reply,
-    ShardId, TaskId, limits,
+    Command, Digest, Enqueued, FollowUp, Millis, NewTask, QueueName, QueuePolicy, QueueSettings, Rejection,
+    Reply, ShardId, TaskId, limits,
 };
 use wire::envelope::{Envelope, Header};
 
@@ -27,6 +30,11 @@ const TOGETHER_MAX: usize = 256;
 const COMMAND_TASKS_MAX: usize = 1_000;
 /// Bytes of envelopes in one command, unless they are atomic.
 const COMMAND_BYTES_MAX: usize = 1024 * 1024;
+
+/// How long tasks without keys go to the same of the shards that are led here.
+const NEAR_TURN: Millis = Millis(250);
+/// Where more calls than this wait for an entry, another shard is taken: it may use another core.
+const CALM_CALLS_MAX: usize = 64;
 
 /// What became of each task.
 pub type EnqueueResults = Vec<Result<Enqueued, Error>>;
@@ -60,7 +68,11 @@ impl Node {
 }
 
 impl Inner {
-    async fn enqueue(&self, tasks: Vec<TaskSpec>, atomic: bool) -> Result<Answer<EnqueueResults>, Error> {
+    async fn enqueue(
+        self: &Arc<Inner>,
+        tasks: Vec<TaskSpec>,
+        atomic: bool,
+    ) -> Result<Answer<EnqueueResults>, Error> {
         if tasks.is_empty() || tasks.len() > limits::ENQUEUE_TASKS_MAX {
             return Err(Error::Invalid(format!(
                 "a request enqueues {} tasks: send 1 to {}",
@@ -185,25 +197,46 @@ impl Inner {
     /// Whose turn it is. One that is led here saves the way to another node; one without a leader could not
     /// take the task now.
     fn next_shard(&self, turns: Turns) -> ShardId {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let count = self.groups.count();
+        let turn = match turns {
+            // All go to one shard for a while: its entries are fewer and larger.
+            Turns::Near => self.now().0 / NEAR_TURN.0,
+            Turns::Even => self.turn.fetch_add(1, Ordering::Relaxed),
+        };
         let in_turn = || (0..u64::from(count)).map(|n| nth_shard(turn + n, count));
+        let led_here = || in_turn().filter(|shard| self.groups.leads(*shard));
         let near = match turns {
-            Turns::Near => in_turn().find(|shard| self.groups.leads(*shard)),
+            Turns::Near => {
+                let calm = |shard: &ShardId| self.groups.shard(*shard).calls_waiting() < CALM_CALLS_MAX;
+                led_here().find(calm).or_else(|| led_here().next())
+            }
             Turns::Even => None,
         };
         let led = || in_turn().find(|shard| self.groups.leader_of(*shard).is_some());
         near.or_else(led).unwrap_or_else(|| nth_shard(turn, count))
     }
 
-    async fn enqueue_in(&self, sheet: Sheet, atomic: bool) -> (ShardId, Vec<usize>, EnqueueOutcome) {
+    async fn enqueue_in(
+        self: &Arc<Inner>,
+        sheet: Sheet,
+        atomic: bool,
+    ) -> (ShardId, Vec<usize>, EnqueueOutcome) {
         let Sheet { shard, tasks, places } = sheet;
         let ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         if let Err(error) = self.room.check(shard) {
             return (shard, places, Err(error));
         }
+        let awaited = self.awaited_of(shard, &tasks);
         let commands = if atomic { vec![Command::Enqueue { tasks, atomic }] } else { commands(tasks) };
-        let applied = match self.groups.propose(shard, commands).await {
+        let mut proposal = pin!(self.groups.propose(shard, commands));
+        let begun = match futures::poll!(&mut proposal) {
+            Poll::Ready(applied) => applied,
+            Poll::Pending => {
+                self.claim_ahead(shard, &awaited);
+                proposal.await
+            }
+        };
+        let applied = match begun {
             Ok(applied) => applied,
             Err(error) => return (shard, places, Err(error)),
         };
@@ -261,7 +294,7 @@ impl Inner {
 /// How tasks without keys are dealt out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turns {
-    /// To the shards that are led here, if there are any.
+    /// To the shards that are led here, if there are any, one after the other.
     Near,
     /// To all alike: each holds its part of what the queue may hold.
     Even,

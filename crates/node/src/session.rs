@@ -5,7 +5,7 @@
 //! be lost, doubled or late, and whoever heard the same knows the same. Next: `registry.rs`, all of them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use model::{Fence, FreedReason, Millis, NodeId, QueueName, SessionId, TaskId, WallTime, WorkerName};
 use parking_lot::{Mutex, RwLock};
@@ -107,6 +107,8 @@ pub(crate) struct Session {
     beat_wall: AtomicU64,
     /// One more than when it was last heard here; 0 when it never was.
     heard_here: AtomicU64,
+    /// Streams of it here that speak for it while it holds nothing.
+    vouching: AtomicU32,
     unlisted: Mutex<HashMap<(TaskId, Fence), Millis>>,
     absent: Mutex<HashMap<(TaskId, Fence), Millis>>,
 }
@@ -124,6 +126,7 @@ impl Session {
             beat_at: AtomicU64::new(now.0),
             beat_wall: AtomicU64::new(wall.millis()),
             heard_here: AtomicU64::new(0),
+            vouching: AtomicU32::new(0),
             unlisted: Mutex::default(),
             absent: Mutex::default(),
         }
@@ -175,6 +178,21 @@ impl Session {
         if self.beat_at.fetch_max(at.0, Ordering::Relaxed) <= at.0 {
             self.beat_wall.store(wall.millis(), Ordering::Relaxed);
         }
+    }
+
+    /// A stream here speaks for it from now on.
+    pub(crate) fn vouch(&self) {
+        self.vouching.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The stream does so no more.
+    pub(crate) fn vouch_no_more(&self) {
+        self.vouching.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a stream here speaks for it.
+    pub(crate) fn is_vouched_for(&self) -> bool {
+        self.vouching.load(Ordering::Relaxed) > 0
     }
 
     /// How old the last beat is that was heard here, if there was one since `since`.

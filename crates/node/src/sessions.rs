@@ -86,8 +86,11 @@ impl Node {
             tracing::info!(%worker, %task, %fence, "claim given back: its worker does not know of it");
             let _ = inner.returns.send(Return { task, fence });
         }
-        let cancel = inner.to_cancel(&session, &held, &listed, now).await;
-        Ok(BeatAnswer { state: session.state(), cancel })
+        let asked = held.iter().filter(|claim| claim.cancel_requested);
+        let mut cancel: Vec<(TaskId, Fence)> = asked.map(|claim| (claim.task, claim.fence)).collect();
+        cancel.sort_unstable();
+        let lost = inner.lost(&session, &held, &listed, now).await;
+        Ok(BeatAnswer { state: session.state(), cancel, lost })
     }
 
     /// Holds a session's stream. When what this returns is dropped, the session ends as closed, unless
@@ -105,7 +108,7 @@ impl Node {
         let mut asked = session.subscribe();
         // The state as it is now is news to a new stream.
         asked.mark_changed();
-        Ok(SessionStream { inner: inner.clone(), session, edition, asked })
+        Ok(SessionStream { inner: inner.clone(), session, edition, asked, is_vouching: false })
     }
 
     /// Ends a worker's session in order: its claims wait again, and no attempt is used up. How many there
@@ -121,9 +124,33 @@ pub struct SessionStream {
     session: Arc<Session>,
     edition: Edition,
     asked: watch::Receiver<Asked>,
+    is_vouching: bool,
 }
 
 impl SessionStream {
+    /// Notes a sign of life that came on the stream.
+    pub fn heard(&self) {
+        self.session.heard(self.inner.now(), self.inner.clock.wall());
+    }
+
+    /// Lets the open stream speak for its worker while that holds nothing. For streams whose connection is asked
+    /// now and then whether somebody is there.
+    pub fn vouch(&mut self) {
+        if !std::mem::replace(&mut self.is_vouching, true) {
+            self.session.vouch();
+        }
+    }
+
+    /// Whether the session has ended.
+    pub fn is_over(&self) -> bool {
+        self.session.is_over()
+    }
+
+    /// Whether another stream of the session took the place of this one.
+    pub fn is_replaced(&self) -> bool {
+        !self.session.is_stream(self.edition)
+    }
+
     /// What the worker shall do, now and whenever that changes; nothing when the session has ended.
     pub async fn next(&mut self) -> Option<BeatAnswer> {
         tokio::select! {
@@ -139,12 +166,16 @@ impl SessionStream {
         Some(BeatAnswer {
             state: asked.state(),
             cancel: cancel.map(|claim| (claim.task, claim.fence)).collect(),
+            lost: Vec::new(),
         })
     }
 }
 
 impl Drop for SessionStream {
     fn drop(&mut self) {
+        if self.is_vouching {
+            self.session.vouch_no_more();
+        }
         if self.inner.stopping.is_cancelled()
             || self.session.is_over()
             || !self.session.is_stream(self.edition)
@@ -259,30 +290,28 @@ impl Inner {
         self.groups.all().flat_map(of).collect()
     }
 
-    /// Which of its tasks a worker shall stop: those to be cancelled, and those that it lost.
-    async fn to_cancel(
+    /// Which of the tasks that a worker lists are its own no more.
+    async fn lost(
         &self,
         session: &Session,
         held: &[SessionClaim],
         listed: &HashSet<(TaskId, Fence)>,
         now: Millis,
     ) -> Vec<(TaskId, Fence)> {
-        let asked = held.iter().filter(|claim| claim.cancel_requested);
-        let mut cancel: Vec<(TaskId, Fence)> = asked.map(|claim| (claim.task, claim.fence)).collect();
         let held: HashSet<(TaskId, Fence)> = held.iter().map(|claim| (claim.task, claim.fence)).collect();
         // A copy that lags does not have what was claimed a moment ago; the only copy has all.
         let not_here = if self.has_other_nodes() { Fate::Absent } else { Fate::Lost };
-        let mut absent = Vec::new();
+        let (mut lost, mut absent) = (Vec::new(), Vec::new());
         for &(task, fence) in listed.difference(&held) {
             match self.fate(task, fence, not_here) {
-                Fate::Lost => cancel.push((task, fence)),
+                Fate::Lost => lost.push((task, fence)),
                 Fate::Absent => absent.push((task, fence)),
                 Fate::Fine => {}
             }
         }
-        cancel.extend(self.surely_lost(session.absent(absent, now)).await);
-        cancel.sort_unstable();
-        cancel
+        lost.extend(self.surely_lost(session.absent(absent, now)).await);
+        lost.sort_unstable();
+        lost
     }
 
     /// Which of these claims, not found for long, are lost by the word of their shards' leaders. A copy may lag for

@@ -2,7 +2,8 @@
 //!
 //! A claim looks at what each shard has ready, takes promises on the best of it (`lines.rs`) and asks
 //! those shards, all at once. Only when nothing is free does it wait, until an offer is made to it: by
-//! a shard that says that a queue has something now, or by a claim that did not need its promise.
+//! a shard that says that a queue has something now, by a claim that did not need its promise, or by an
+//! enqueue, which makes the claim itself (`ahead.rs`).
 //! A waiting claim is in no log, polls nothing, and keeps its place when an offer came to nothing, whether
 //! others were faster or the shard has no leader just now.
 //!
@@ -26,7 +27,7 @@ use wire::reply::ClaimHead;
 use crate::call::{Answer, Claim, ClaimByIdCall, ClaimCall};
 use crate::error::Error;
 use crate::inner::{Inner, Node};
-use crate::lines::{Share, Stock, Waiter};
+use crate::lines::{Asked, Offer, Share, Stock, Waiter};
 use crate::requests::Turn;
 use crate::route::{Call, LEADER_WAIT};
 use crate::session::Session;
@@ -53,8 +54,8 @@ const CATCH_UP_WAIT: Duration = Duration::from_millis(500);
 
 /// Promises that are taken back when dropped.
 pub(crate) struct Promised {
-    inner: Arc<Inner>,
-    shares: Vec<Share>,
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) shares: Vec<Share>,
 }
 
 impl Drop for Promised {
@@ -94,15 +95,16 @@ impl Drop for Parked<'_> {
     fn drop(&mut self) {
         self.leave();
         self.inner.lines.gone();
-        if let Some(shares) = self.waiter.close() {
+        // A claim that was made already goes on, and is given back.
+        if let Some(Offer::Promised(shares)) = self.waiter.close() {
             drop(Promised { inner: self.inner.clone(), shares });
         }
     }
 }
 
 /// What every shard is asked of one call.
-struct Ask<'a> {
-    call: &'a ClaimCall,
+pub(crate) struct Ask {
+    call: ClaimCall,
     request: Option<KeyHash>,
     /// Keeps a repeat of the same request waiting until this one is through.
     turn: Option<Arc<Turn>>,
@@ -119,26 +121,27 @@ impl Node {
             return inner.wait_for_nothing(session, call.wait).await;
         }
         let until = tokio::time::Instant::now() + Duration::from(call.wait);
-        let mut ask = Ask { call: &call, request: None, turn: None, session };
-        if let Some(id) = &call.request_id {
-            let request = request_key(&call.worker, id);
+        let mut ask = Ask { call, request: None, turn: None, session };
+        if let Some(id) = &ask.call.request_id {
+            let request = request_key(&ask.call.worker, id);
             ask.request = Some(request);
             ask.turn = Some(Arc::new(inner.requests.turn(request).await));
             if let Some(taken) = inner.repeat_until(&ask, request, until).await? {
-                return inner.told(taken, &call.queues, ask.session.as_deref());
+                return inner.told(taken, &ask);
             }
         }
-        let mut taken = match inner.gather(&ask, call.max, None).await {
-            Err(error) if call.wait.0 > 0 && is_passing(&error) => Vec::new(),
+        let ask = Arc::new(ask);
+        let mut taken = match inner.gather(&ask, ask.call.max, None).await {
+            Err(error) if ask.call.wait.0 > 0 && is_passing(&error) => Vec::new(),
             taken => taken?,
         };
         if taken.is_empty() {
-            taken = match call.wait.0 {
+            taken = match ask.call.wait.0 {
                 0 => inner.look_again(&ask).await?,
                 _ => inner.wait(&ask, until).await?,
             };
         }
-        inner.told(taken, &call.queues, ask.session.as_deref())
+        inner.told(taken, &ask)
     }
 
     /// Gives one task, if it is ready.
@@ -158,7 +161,7 @@ impl Node {
         let keep = Keep { repeatable: request.is_some(), session: session.clone() };
         let claim = Call::new::<Shard>(&[command]);
         let taken = Carried::new(async move { asked.claim_in(shard, claim, keep).await }).await?;
-        inner.told(vec![taken], &[], session.as_deref())
+        inner.answer(vec![taken], &[], session.as_deref())
     }
 
     /// Takes back claims whose answer could not be delivered. No attempt is used up.
@@ -236,7 +239,7 @@ impl Inner {
 
     /// Looks once more for a claim that cannot wait: what its caller was told by another node may not have
     /// reached the copies here.
-    async fn look_again(self: &Arc<Inner>, ask: &Ask<'_>) -> Result<Vec<Taken>, Error> {
+    async fn look_again(self: &Arc<Inner>, ask: &Ask) -> Result<Vec<Taken>, Error> {
         if !self.groups.all().all(|shard| self.groups.leads(shard)) {
             self.groups.catch_up(CATCH_UP_WAIT).await;
             let taken = self.gather(ask, ask.call.max, None).await?;
@@ -256,7 +259,7 @@ impl Inner {
     /// for [`STRAGGLERS_WAIT`] after the first came.
     async fn gather(
         self: &Arc<Inner>,
-        ask: &Ask<'_>,
+        ask: &Ask,
         want: u32,
         mut until: Option<tokio::time::Instant>,
     ) -> Result<Vec<Taken>, Error> {
@@ -288,12 +291,12 @@ impl Inner {
     /// Waits in line for the first task.
     async fn wait(
         self: &Arc<Inner>,
-        ask: &Ask<'_>,
+        ask: &Arc<Ask>,
         until: tokio::time::Instant,
     ) -> Result<Vec<Taken>, Error> {
         let shards = self.shards_of(&ask.call.queues);
         let mut cut_off = std::pin::pin!(self.reach.until_cut_off(&shards, LEADER_WAIT));
-        let parked = self.park(&ask.call.queues, ask.call.max)?;
+        let parked = self.park(&ask.call.queues, ask.call.max, Some(ask.clone()))?;
         loop {
             parked.enter();
             let woken = tokio::select! {
@@ -304,8 +307,15 @@ impl Inner {
                 () = self.stopping.cancelled() => Woken::Gone,
             };
             parked.leave();
-            if let Some(shares) = parked.waiter.take() {
-                let take = self.take(ask, Promised { inner: self.clone(), shares });
+            if let Some(offer) = parked.waiter.take() {
+                let take = async {
+                    match offer {
+                        Offer::Promised(shares) => {
+                            self.take(ask, Promised { inner: self.clone(), shares }).await
+                        }
+                        Offer::Asked(asked) => vec![asked.await],
+                    }
+                };
                 let Ok(taken) = tokio::time::timeout_at(until + LATE, take).await else { break };
                 let mut gathered = Vec::new();
                 let count = match keep(&mut gathered, taken) {
@@ -345,7 +355,7 @@ impl Inner {
     ) -> Result<Answer<Vec<Claim>>, Error> {
         if wait.0 > 0 {
             // In no line, but counted as one that waits.
-            let _parked = self.park(&[], 0)?;
+            let _parked = self.park(&[], 0, None)?;
             tokio::select! {
                 () = tokio::time::sleep(wait.into()) => {}
                 () = session.until_over() => {}
@@ -359,16 +369,21 @@ impl Inner {
     }
 
     /// A place for one that waits.
-    fn park<'a>(self: &'a Arc<Inner>, queues: &'a [ClaimQueue], want: u32) -> Result<Parked<'a>, Error> {
+    fn park<'a>(
+        self: &'a Arc<Inner>,
+        queues: &'a [ClaimQueue],
+        want: u32,
+        ask: Option<Arc<Ask>>,
+    ) -> Result<Parked<'a>, Error> {
         let max = limits::WAITING_CLAIMS_MAX;
         let too_many = Error::TooManyRequests { what: "claims that wait", max: Some(max) };
-        let waiter = self.lines.waiter(want, max).ok_or(too_many)?;
+        let waiter = self.lines.waiter(want, max, ask).ok_or(too_many)?;
         Ok(Parked { inner: self, queues, waiter })
     }
 
     /// Asks the shards of these promises, all at once. One that has something does not wait long for the
     /// others: what those bring is given back.
-    async fn take(self: &Arc<Inner>, ask: &Ask<'_>, promised: Promised) -> Vec<Result<Taken, Error>> {
+    async fn take(self: &Arc<Inner>, ask: &Ask, promised: Promised) -> Vec<Result<Taken, Error>> {
         let shards = by_shard(promised);
         let mut asked: FuturesUnordered<_> =
             shards.into_iter().map(|promised| self.take_in(ask, promised)).collect();
@@ -394,7 +409,7 @@ impl Inner {
     }
 
     /// Asks the one shard of these promises.
-    fn take_in(self: &Arc<Inner>, ask: &Ask<'_>, promised: Promised) -> Carried<Result<Taken, Error>> {
+    pub(crate) fn take_in(self: &Arc<Inner>, ask: &Ask, promised: Promised) -> Asked {
         let shard = promised.shares[0].shard;
         let max = promised.shares.iter().map(|share| share.count).sum();
         let head = ClaimHead::new(ask.call.queues.iter().map(|queue| &queue.name), max);
@@ -484,7 +499,7 @@ impl Inner {
     /// The same as [`Inner::repeat`], again while a shard cannot say and the claim can wait.
     async fn repeat_until(
         self: &Arc<Inner>,
-        ask: &Ask<'_>,
+        ask: &Ask,
         request: KeyHash,
         until: tokio::time::Instant,
     ) -> Result<Option<Vec<Taken>>, Error> {
@@ -507,7 +522,7 @@ impl Inner {
     }
 
     /// Asks the shards that know this request; nothing when none does.
-    async fn repeat(self: &Arc<Inner>, ask: &Ask<'_>, request: KeyHash) -> Result<Option<Vec<Taken>>, Error> {
+    async fn repeat(self: &Arc<Inner>, ask: &Ask, request: KeyHash) -> Result<Option<Vec<Taken>>, Error> {
         let looks = self.groups.all().map(|shard| async move {
             let known = self.groups.read(shard, |state| state.knows_request(request)).await?;
             Ok::<_, Error>(known.then_some(shard))
@@ -522,7 +537,11 @@ impl Inner {
     }
 
     /// Makes the answer, sorted by the order of the queues, then priority, then age.
-    fn told(
+    fn told(&self, taken: Vec<Taken>, ask: &Ask) -> Result<Answer<Vec<Claim>>, Error> {
+        self.answer(taken, &ask.call.queues, ask.session.as_deref())
+    }
+
+    fn answer(
         &self,
         taken: Vec<Taken>,
         queues: &[ClaimQueue],
@@ -567,7 +586,7 @@ impl Inner {
     }
 }
 
-impl Ask<'_> {
+impl Ask {
     /// One that can wait in line need not wait for a leader.
     fn leader_wait(&self) -> Duration {
         if self.call.wait.0 > 0 { LEADER_WAIT_IN_LINE } else { LEADER_WAIT }

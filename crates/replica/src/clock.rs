@@ -6,6 +6,7 @@
 //! A group may be idle for long while a claim is held. So the leader tells its count with every message, and the
 //! next one goes on from what was told last: from the last entry alone, deadlines would be late by the idle time.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -20,7 +21,16 @@ pub trait Clock: Send + Sync + 'static {
 
     /// What the clock on the wall says.
     fn wall(&self) -> WallTime;
+
+    /// Ready when somebody moves this clock by hand after the call. The system's is moved by nobody: whoever sleeps
+    /// looks at it now and then.
+    fn moved(&self) -> Moved<'_> {
+        Box::pin(std::future::pending())
+    }
 }
+
+/// Ready when a clock was moved by hand.
+pub type Moved<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// The operating system's clock.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +118,11 @@ impl Stamper {
             applied_elapsed: AtomicU64::new(elapsed.0),
             applied_wall: AtomicU64::new(wall.millis()),
         }
+    }
+
+    /// Ready when the clock is moved by hand after the call.
+    pub(crate) fn moved(&self) -> Moved<'_> {
+        self.clock.moved()
     }
 
     /// The leader of `term` said how far it has counted.

@@ -44,7 +44,7 @@ mod transfer;
 mod type_config;
 
 pub use checkpoint::CHECKPOINT_INTERVAL_DEFAULT;
-pub use clock::{Clock, SystemClock};
+pub use clock::{Clock, Moved, SystemClock};
 pub use codec::Codec;
 pub use error::{Error, Result};
 pub use hash_points::{HASH_EVERY, HashPoint};

@@ -59,6 +59,7 @@ async fn wait_until_due<M: Codec>(raft: &Raft<M>, shared: &Shared<M>) {
     let mut metrics = raft.server_metrics();
     loop {
         let moved = shared.due_moved.notified();
+        let clock_moved = shared.stamper.moved();
         let next_due = shared.lock().next_due;
         let term = {
             let metrics = metrics.borrow_and_update();
@@ -68,7 +69,10 @@ async fn wait_until_due<M: Codec>(raft: &Raft<M>, shared: &Shared<M>) {
             _ if next_due == NextDue::default() => moved.await,
             Some(term) => match until(next_due, shared.stamper.now(term)) {
                 Millis(0) => return,
-                wait => drop(timeout(wait.min(SLEEP_MAX).into(), moved).await),
+                wait => tokio::select! {
+                    _ = timeout(wait.min(SLEEP_MAX).into(), moved) => {}
+                    () = clock_moved => {}
+                },
             },
             // Somebody else's turn, until that changes.
             None => drop(timeout(SLEEP_MAX.into(), metrics.changed()).await),

@@ -204,6 +204,11 @@ impl<M: Codec> Replica<M> {
         propose::received::<M>(bytes)
     }
 
+    /// How many calls wait here for an entry.
+    pub fn calls_waiting(&self) -> usize {
+        self.inner.inbox.waiting()
+    }
+
     /// Has commands replicated and applied, in their order; the answers come in the same order. Only on the
     /// leader; waits a moment for one when there is none.
     ///

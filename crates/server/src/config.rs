@@ -36,7 +36,7 @@ impl Default for ServerConfig {
         ServerConfig {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT_DEFAULT)),
             insecure: false,
-            connections_max: 10_000,
+            connections_max: 16_384,
             header_timeout: Duration::from_secs(75),
             body_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(90),

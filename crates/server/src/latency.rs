@@ -60,6 +60,9 @@ impl Operation {
 
     /// The operation of a request, told by its method and path alone.
     pub(crate) fn of(method: &Method, path: &str) -> Operation {
+        if let Some(call) = path.strip_prefix("/windlass.v1.Windlass/") {
+            return Operation::of_call(call);
+        }
         let Some(path) = path.strip_prefix("/v1/") else { return Operation::Other };
         if method == Method::GET {
             return Operation::Look;
@@ -76,6 +79,24 @@ impl Operation {
             "claims/progress" => Operation::Progress,
             _ if path.starts_with("queues/") && path.ends_with("/tasks") => Operation::Enqueue,
             _ if path.starts_with("workers/") && path.ends_with("/beat") => Operation::Beat,
+            _ => Operation::Act,
+        }
+    }
+
+    /// The operation of a call of gRPC. A stream is not one: it lasts as long as its worker.
+    fn of_call(call: &str) -> Operation {
+        match call {
+            "Enqueue" | "EnqueueMany" => Operation::Enqueue,
+            "Claim" | "ClaimById" => Operation::Claim,
+            "Ack" | "Settle" => Operation::Ack,
+            "Fail" => Operation::Fail,
+            "Extend" => Operation::Extend,
+            "Release" => Operation::Release,
+            "Progress" => Operation::Progress,
+            "Beat" => Operation::Beat,
+            "Work" | "EnqueueStream" | "Events" => Operation::Other,
+            _ if call.starts_with("Get") || call.starts_with("List") => Operation::Look,
+            "FindTask" | "WhyTask" => Operation::Look,
             _ => Operation::Act,
         }
     }

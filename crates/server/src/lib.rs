@@ -1,12 +1,14 @@
-//! The outside world: HTTP, metrics and pages over a [`node::Node`].
+//! The outside world: HTTP, gRPC, metrics and pages over a [`node::Node`].
 //!
 //! Bytes are checked here, once; a node gets typed values only. This crate decides nothing about tasks
-//! and keeps no state of them. Start at `http/mod.rs`, which lists the routes; `listen.rs` has the sockets.
+//! and keeps no state of them. Start at `http/mod.rs`, which lists the routes, or at `grpc/work/mod.rs`,
+//! where workers live; `listen.rs` has the sockets.
 
 mod app;
 mod body;
 mod config;
 mod error;
+mod grpc;
 mod http;
 mod latency;
 mod listen;

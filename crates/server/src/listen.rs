@@ -1,6 +1,7 @@
 //! Sockets: binding, accepting, and closing in order.
 //!
-//! Every connection has a limit and every wait a timeout. What is said on a connection is `http`'s.
+//! Every connection has a limit and every wait a timeout. What is said on a connection is `http`'s, or
+//! `grpc`'s: both speak on one port, told apart by the content type.
 
 use std::convert::Infallible;
 use std::io;
@@ -41,6 +42,11 @@ const STREAMS_MAX: u32 = 1_000;
 const HEADERS_BYTES_MAX: u32 = 32 * 1024;
 /// How often a silent HTTP/2 connection is asked whether it is there.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// What one HTTP/2 stream, and one connection, may send before we have read it.
+const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
+/// The largest frame of HTTP/2 that we take.
+const FRAME_BYTES_MAX: u32 = 64 * 1024;
 
 /// What a connection over the limit is told.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\n\
@@ -72,7 +78,7 @@ pub(crate) fn listen_on(addr: SocketAddr) -> io::Result<TcpListener> {
 /// Accepts until the app stops, then waits for what runs, at most the grace.
 pub(crate) async fn run(listener: TcpListener, app: App) {
     let face = Face {
-        router: crate::http::router(app.clone()),
+        faces: Faces { http: crate::http::router(app.clone()), grpc: crate::grpc::router(app.clone()) },
         builder: Arc::new(builder(&app.config)),
         graceful: GracefulShutdown::new(),
         killed: CancellationToken::new(),
@@ -103,11 +109,18 @@ pub(crate) async fn run(listener: TcpListener, app: App) {
 /// What every connection needs.
 struct Face {
     app: App,
-    router: Router,
+    faces: Faces,
     builder: Arc<Builder<TokioExecutor>>,
     graceful: GracefulShutdown,
     killed: CancellationToken,
     places: Arc<Semaphore>,
+}
+
+/// What is said on connections.
+#[derive(Clone)]
+struct Faces {
+    http: Router,
+    grpc: Router,
 }
 
 impl Face {
@@ -119,13 +132,14 @@ impl Face {
         };
         // Small replies must not wait for the acknowledgement of the one before.
         let _ = stream.set_nodelay(true);
-        let (app, router, builder) = (self.app.clone(), self.router.clone(), self.builder.clone());
+        let (app, faces, builder) = (self.app.clone(), self.faces.clone(), self.builder.clone());
         let (watcher, killed) = (self.graceful.watcher(), self.killed.clone());
         tokio::spawn(async move {
-            let service = service_fn(move |request| answer(app.clone(), router.clone(), request));
-            let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+            // Boxed: a stream that lasts would keep room for how its first answer came about.
+            let service = service_fn(move |request| Box::pin(answer(app.clone(), faces.clone(), request)));
             tokio::select! {
-                served = watcher.watch(connection) => {
+                // Made here, where it stays: it is large, and an idle connection would keep room for it twice.
+                served = watcher.watch(builder.serve_connection(TokioIo::new(stream), service).into_owned()) => {
                     if let Err(error) = served {
                         tracing::debug!(%error, "a connection ended early");
                     }
@@ -145,44 +159,55 @@ fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_INTERVAL)
         .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES_MAX)
         .max_header_list_size(HEADERS_BYTES_MAX);
     builder
 }
 
 /// Answers one request, whatever happens on the way.
-async fn answer(app: App, router: Router, request: Request<Incoming>) -> Result<Response, Infallible> {
+async fn answer(app: App, faces: Faces, request: Request<Incoming>) -> Result<Response, Infallible> {
     let started = Instant::now();
+    let is_grpc = crate::grpc::is_grpc(&request);
     let operation = Operation::of(request.method(), request.uri().path());
-    let response = match crate::http::origin::check(&request) {
+    let router = if is_grpc { faces.grpc } else { faces.http };
+    let answered = match crate::http::origin::check(&request) {
         Ok(()) => guarded(router, request.map(Body::new), app.config.request_timeout).await,
-        Err(refusal) => refusal.into_response(),
+        Err(refusal) => Err(refusal),
+    };
+    let response = match (answered, is_grpc) {
+        (Ok(response), false) => response,
+        (Ok(response), true) => crate::grpc::sent(response),
+        (Err(refusal), false) => refusal.into_response(),
+        (Err(refusal), true) => crate::grpc::refused(refusal),
     };
     app.latencies.of(operation).record(started.elapsed(), response.status().as_u16());
     Ok(response)
 }
 
 /// What the router says; a panic or a wait without end are answered too.
-async fn guarded(mut router: Router, request: Request<Body>, limit: Duration) -> Response {
+async fn guarded(mut router: Router, request: Request<Body>, limit: Duration) -> Result<Response, Refusal> {
     let work = AssertUnwindSafe(router.call(request)).catch_unwind();
     match tokio::time::timeout(limit, work).await {
-        Ok(Ok(Ok(response))) => response,
-        Ok(Err(_)) => panicked(),
-        Err(_) => timed_out(),
+        Ok(Ok(Ok(response))) => Ok(response),
+        Ok(Err(_)) => Err(panicked()),
+        Err(_) => Err(timed_out()),
     }
 }
 
 /// The panic's own message went to the log by its hook.
-fn panicked() -> Response {
+fn panicked() -> Refusal {
     tracing::error!("a request ended in a panic: this is a bug, please report it");
     let detail =
         "the server made a mistake, its log says more: retry with the same dedup key, token or request id";
-    Refusal::new(Code::Internal, detail).into_response()
+    Refusal::new(Code::Internal, detail)
 }
 
-fn timed_out() -> Response {
+fn timed_out() -> Refusal {
     let detail =
         "no answer in time, it may have been done or not: retry with the same dedup key, token or request id";
-    Refusal::new(Code::Timeout, detail).into_response()
+    Refusal::new(Code::Timeout, detail)
 }
 
 #[cfg(test)]
@@ -209,6 +234,7 @@ mod tests {
         for (path, status, code) in [("/panic", 500, "internal"), ("/wait", 504, "timeout")] {
             let request = Request::builder().uri(path).body(Body::empty()).unwrap();
             let response = guarded(router.clone(), request, Duration::from_millis(20)).await;
+            let response = response.unwrap_err().into_response();
             assert_eq!(response.status(), status);
             let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
             assert_eq!(serde_json::from_slice::<Problem>(&body).unwrap().code, code);

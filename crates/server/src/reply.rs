@@ -83,16 +83,22 @@ impl Indexes {
 
     /// Writes the header, if anything was written at all.
     pub(crate) fn put(&self, response: &mut Response) {
+        if let Some(value) = self.header() {
+            response.headers_mut().insert(WINDLASS_INDEX.clone(), value);
+        }
+    }
+
+    /// The header's value, if anything was written at all.
+    pub(crate) fn header(&self) -> Option<HeaderValue> {
         if self.0.is_empty() {
-            return;
+            return None;
         }
         let mut text = String::with_capacity(24);
         for (n, (group, index)) in self.0.iter().enumerate() {
             let comma = if n == 0 { "" } else { "," };
             write!(text, "{comma}{group}:{index}").expect("memory takes every write");
         }
-        let value = HeaderValue::try_from(text).expect("digits, colons and commas are a header's value");
-        response.headers_mut().insert(WINDLASS_INDEX.clone(), value);
+        Some(HeaderValue::try_from(text).expect("digits, colons and commas are a header's value"))
     }
 }
 

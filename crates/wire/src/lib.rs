@@ -7,6 +7,8 @@ pub mod command;
 pub mod entry;
 pub mod envelope;
 pub mod gossip;
+#[cfg(feature = "grpc")]
+pub mod grpc;
 pub mod history;
 pub mod http;
 pub mod life;

@@ -25,6 +25,45 @@ async fn a_waiting_claim_is_woken_by_an_enqueue() {
     node.stop().await.unwrap();
 }
 
+// One thread: whoever is counted as waiting stands in line.
+#[tokio::test]
+async fn an_enqueue_and_the_claim_that_waits_for_it_are_one_entry() {
+    let node = node().await;
+    for _ in 0..20 {
+        let waiting = tokio::spawn({
+            let node = node.clone();
+            async move { node.claim(claim_call("mail", 1, Millis::secs(20))).await.unwrap() }
+        });
+        eventually("it waits", || async { node.waiting_claims() == 1 }).await;
+        let enqueued = node.enqueue(vec![task("mail")], false).await.unwrap();
+        let claimed = waiting.await.unwrap();
+        assert_eq!(claimed.value.len(), 1);
+        assert_eq!(enqueued.indexes, claimed.indexes);
+    }
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiting_claim_keeps_its_place_when_an_enqueue_brings_nothing_for_it() {
+    let node = node().await;
+    let known = TaskSpec { dedup: Some(("once".to_owned(), Millis::secs(900))), ..task("mail") };
+    let first = enqueue(&node, known.clone()).await;
+    let claim = node.claim(claim_call("mail", 1, Millis(0))).await.unwrap().value.remove(0);
+    assert_eq!(claim.id, first);
+    let waiting = tokio::spawn({
+        let node = node.clone();
+        async move { node.claim(claim_call("mail", 1, Millis::secs(20))).await.unwrap().value }
+    });
+    eventually("it waits", || async { node.waiting_claims() == 1 }).await;
+    for nothing in [known, TaskSpec { start: Start::After(Millis::secs(600)), ..task("mail") }] {
+        node.enqueue(vec![nothing], false).await.unwrap();
+    }
+    assert_eq!(node.waiting_claims(), 1);
+    let id = enqueue(&node, task("mail")).await;
+    assert_eq!(waiting.await.unwrap()[0].id, id);
+    node.stop().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiting_claim_is_woken_when_a_delay_is_over() {
     let node = node().await;

@@ -44,13 +44,13 @@ pub(crate) async fn claim(State(app): State<App>, redirect: Redirect, whole: Who
 }
 
 /// A claim, checked before anything is done.
-pub(super) enum Ask {
+pub(crate) enum Ask {
     Queues(ClaimCall),
     One(ClaimByIdCall),
 }
 
 impl Ask {
-    pub(super) fn new(request: &ClaimRequest<'_>) -> Result<Ask, Invalid> {
+    pub(crate) fn new(request: &ClaimRequest<'_>) -> Result<Ask, Invalid> {
         match request.id {
             Some(id) => Ask::one(request, id.0),
             None => Ok(Ask::Queues(ClaimCall {
@@ -79,12 +79,12 @@ impl Ask {
     }
 
     /// Whether it waits for a task when none is ready.
-    pub(super) fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         matches!(self, Ask::Queues(call) if call.wait.0 > 0)
     }
 
     /// What becomes of its claims when the worker has gone before the reply.
-    pub(super) fn undelivered(&self) -> Undelivered {
+    pub(crate) fn undelivered(&self) -> Undelivered {
         let request_id = match self {
             Ask::Queues(call) => &call.request_id,
             Ask::One(call) => &call.request_id,
@@ -93,7 +93,7 @@ impl Ask {
     }
 
     /// Asks the node. A claim that waits is answered with none when the server stops.
-    pub(super) async fn call(self, app: &App) -> Result<Answer<Vec<Claim>>, Refusal> {
+    pub(crate) async fn call(self, app: &App) -> Result<Answer<Vec<Claim>>, Refusal> {
         let call = match self {
             Ask::One(call) => return Ok(app.node.claim_by_id(call).await?),
             Ask::Queues(call) => call,

@@ -73,7 +73,7 @@ pub(super) fn json(bytes: &[u8]) -> Option<&RawValue> {
 
 /// What becomes of claims whose reply was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Undelivered {
+pub(crate) enum Undelivered {
     /// They are given back at once.
     GiveBack,
     /// They stay: the same request id will ask for them again.

@@ -25,7 +25,7 @@ pub(crate) async fn cluster(State(app): State<App>) -> Response {
     json(StatusCode::OK, &reply(&app, &app.node.cluster()))
 }
 
-fn reply(app: &App, info: &ClusterInfo) -> ClusterReply {
+pub(crate) fn reply(app: &App, info: &ClusterInfo) -> ClusterReply {
     let reasons = info.reasons.iter();
     ClusterReply {
         cluster_id: format!("{:032x}", info.cluster_id),
@@ -81,9 +81,13 @@ fn shard(line: &ShardLine) -> ShardReply {
     responses((status = 200, description = "this node", body = NodeReply))
 )]
 pub(crate) async fn node(State(app): State<App>) -> Response {
+    json(StatusCode::OK, &this_node(&app))
+}
+
+pub(crate) fn this_node(app: &App) -> NodeReply {
     let info = app.node.info();
     let ready = app.node.ready();
-    let reply = NodeReply {
+    NodeReply {
         id: info.node.0,
         version: info.version.to_owned(),
         started_at: Time(info.started_at),
@@ -93,8 +97,7 @@ pub(crate) async fn node(State(app): State<App>) -> Response {
         groups: info.groups.iter().map(group).collect(),
         peers: info.peers.iter().map(peer).collect(),
         clock: clock(info.node, &info.clock),
-    };
-    json(StatusCode::OK, &reply)
+    }
 }
 
 fn group(line: &GroupLine) -> GroupReply {

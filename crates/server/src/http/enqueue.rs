@@ -87,7 +87,7 @@ async fn many(app: &App, specs: Vec<TaskSpec>, atomic: bool) -> Reply {
     Ok(written_many(results, &Indexes::from(answer.indexes)))
 }
 
-fn reply(enqueued: &Enqueued) -> EnqueueReply {
+pub(crate) fn reply(enqueued: &Enqueued) -> EnqueueReply {
     EnqueueReply {
         id: Id(enqueued.id),
         status: if enqueued.duplicate { EnqueueStatus::Duplicate } else { EnqueueStatus::Enqueued },
@@ -96,7 +96,7 @@ fn reply(enqueued: &Enqueued) -> EnqueueReply {
 }
 
 /// Says which of many an error is about.
-pub(super) fn nth(what: &str, n: usize, error: Invalid) -> Invalid {
+pub(crate) fn nth(what: &str, n: usize, error: Invalid) -> Invalid {
     Invalid(format!("{what}[{n}]: {error}"))
 }
 
@@ -114,7 +114,7 @@ fn spec_in(
 }
 
 /// A task as the node takes it. The payload stays where it is in `body`.
-pub(super) fn spec(
+pub(crate) fn spec(
     task: &TaskRequest<'_>,
     queue: QueueName,
     body: &Bytes,

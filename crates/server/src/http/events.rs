@@ -61,7 +61,7 @@ impl Source for EventStream {
     fn stopped(self) {}
 }
 
-fn reply(event: &NodeEvent) -> EventReply {
+pub(crate) fn reply(event: &NodeEvent) -> EventReply {
     EventReply {
         at: Time(event.at),
         event: event.kind.to_owned(),

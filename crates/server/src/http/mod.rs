@@ -3,23 +3,23 @@
 //!
 //! The shapes are in `wire/src/http`; the list of routes with them is served as `/openapi.json`.
 
-mod claim;
-mod claims_body;
-mod cluster;
-mod enqueue;
-mod events;
+pub(crate) mod claim;
+pub(crate) mod claims_body;
+pub(crate) mod cluster;
+pub(crate) mod enqueue;
+pub(crate) mod events;
 mod health;
 mod members;
 mod metrics;
 mod openapi;
 pub(crate) mod origin;
 mod pages;
-mod queues;
+pub(crate) mod queues;
 mod redirect;
-mod settle;
-mod task_reply;
-mod tasks;
-mod workers;
+pub(crate) mod settle;
+pub(crate) mod task_reply;
+pub(crate) mod tasks;
+pub(crate) mod workers;
 
 use axum::Router;
 use axum::response::Response;

@@ -14,6 +14,7 @@ use wire::http::{Ms, Problem, parse};
 use super::{Reply, freshness};
 use crate::app::App;
 use crate::body::{Asked, At, Whole};
+use crate::problem::Refusal;
 use crate::reply::{Indexes, json, written};
 
 /// All queues.
@@ -63,13 +64,22 @@ pub(crate) async fn show(
 pub(crate) async fn set(State(app): State<App>, At(queue): At<String>, whole: Whole) -> Reply {
     let queue = QueueName::new(&queue)?;
     let request: PolicyRequest = parse::one(whole.text_or_empty()?)?;
+    let info = set_policy(&app, &queue, &request).await?;
+    Ok(written(StatusCode::OK, &with_policy(&info), &everywhere(&app)))
+}
+
+/// Lays the fields that are given over a queue's policy.
+pub(crate) async fn set_policy(
+    app: &App,
+    queue: &QueueName,
+    request: &PolicyRequest,
+) -> Result<QueueInfo, Refusal> {
     // Checked on its own first: a request that is wrong is refused whatever the queue is.
     request.over(&QueuePolicy::default())?;
     let merge = |current: &QueuePolicy| {
         request.over(current).map_err(|invalid| node::Error::Invalid(invalid.to_string()))
     };
-    let info = app.node.set_queue(&queue, merge).await?;
-    Ok(written(StatusCode::OK, &with_policy(&info), &everywhere(&app)))
+    Ok(app.node.set_queue(queue, merge).await?)
 }
 
 /// Forgets a queue that is empty.
@@ -129,15 +139,15 @@ pub(crate) async fn purge(State(app): State<App>, At(queue): At<String>) -> Repl
 }
 
 /// A queue's settings go to the catalog and from there to every shard.
-fn everywhere(app: &App) -> Indexes {
+pub(crate) fn everywhere(app: &App) -> Indexes {
     Indexes::committed(app, |_| true)
 }
 
-fn with_policy(info: &QueueInfo) -> QueueReply {
+pub(crate) fn with_policy(info: &QueueInfo) -> QueueReply {
     QueueReply { policy: Some(PolicyReply::from(&info.policy)), ..reply(info) }
 }
 
-fn reply(info: &QueueInfo) -> QueueReply {
+pub(crate) fn reply(info: &QueueInfo) -> QueueReply {
     QueueReply {
         name: info.name.as_str().to_owned(),
         paused: info.paused,

@@ -122,11 +122,11 @@ async fn ack_many(app: &App, calls: Vec<AckCall>, ask: Option<Ask>) -> Reply {
     Ok(with_claims(app, bytes, claims, undelivered, &indexes))
 }
 
-type Claimed = Result<Answer<Vec<Claim>>, Refusal>;
+pub(crate) type Claimed = Result<Answer<Vec<Claim>>, Refusal>;
 
 /// Acks, and the claim that comes with them. One that waits is made at the same time: what the acks free
 /// reaches it while it waits. One that does not wait comes after them, so that it sees what they freed.
-async fn ack_and_claim(app: &App, calls: Vec<AckCall>, ask: Ask) -> (Answers<Settled>, Claimed) {
+pub(crate) async fn ack_and_claim(app: &App, calls: Vec<AckCall>, ask: Ask) -> (Answers<Settled>, Claimed) {
     let acks = app.node.ack(calls);
     if ask.waits() {
         return futures::join!(acks, ask.call(app));
@@ -168,15 +168,7 @@ fn with_claims(
     )
 )]
 pub(crate) async fn fail(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
-    let call = |request: &FailRequest<'_>| {
-        Ok(FailCall {
-            token: request.token.to_string(),
-            error: request.error().to_owned(),
-            detail: request.detail().to_owned(),
-            retry_in: request.retry_in_ms.map(Millis::from),
-            fatal: request.fatal,
-        })
-    };
+    let call = |request: &FailRequest<'_>| Ok(fail_call(request));
     match parse::one_or_many::<FailRequest<'_>, FailManyRequest<'_>>(whole.text()?, "fails")? {
         OneOrMany::One(request) => {
             let call = call(&request)?;
@@ -186,6 +178,16 @@ pub(crate) async fn fail(State(app): State<App>, redirect: Redirect, whole: Whol
             }
         }
         OneOrMany::Many(request) => many(app.node.fail(calls("fails", &request.fails, call)?).await, failed),
+    }
+}
+
+pub(crate) fn fail_call(request: &FailRequest<'_>) -> FailCall {
+    FailCall {
+        token: request.token.to_string(),
+        error: request.error().to_owned(),
+        detail: request.detail().to_owned(),
+        retry_in: request.retry_in_ms.map(Millis::from),
+        fatal: request.fatal,
     }
 }
 
@@ -199,9 +201,7 @@ pub(crate) async fn fail(State(app): State<App>, redirect: Redirect, whole: Whol
     )
 )]
 pub(crate) async fn extend(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
-    let call = |request: &ExtendRequest<'_>| {
-        Ok(ExtendCall { token: request.token.to_string(), hold: check_hold(request.hold_ms)? })
-    };
+    let call = extend_call;
     match parse::one_or_many::<ExtendRequest<'_>, ExtendManyRequest<'_>>(whole.text()?, "extends")? {
         OneOrMany::One(request) => {
             let call = call(&request)?;
@@ -216,6 +216,10 @@ pub(crate) async fn extend(State(app): State<App>, redirect: Redirect, whole: Wh
     }
 }
 
+pub(crate) fn extend_call(request: &ExtendRequest<'_>) -> Result<ExtendCall, Invalid> {
+    Ok(ExtendCall { token: request.token.to_string(), hold: check_hold(request.hold_ms)? })
+}
+
 /// Gives a task back without using up an attempt, or many.
 #[utoipa::path(
     post, path = "/v1/claims/release", tag = "claims",
@@ -226,10 +230,7 @@ pub(crate) async fn extend(State(app): State<App>, redirect: Redirect, whole: Wh
     )
 )]
 pub(crate) async fn release(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
-    let call = |request: &ReleaseRequest<'_>| {
-        let delay = request.delay_ms.unwrap_or_default().into();
-        Ok(ReleaseCall { token: request.token.to_string(), delay })
-    };
+    let call = |request: &ReleaseRequest<'_>| Ok(release_call(request));
     match parse::one_or_many::<ReleaseRequest<'_>, ReleaseManyRequest<'_>>(whole.text()?, "releases")? {
         OneOrMany::One(request) => {
             let call = call(&request)?;
@@ -244,6 +245,11 @@ pub(crate) async fn release(State(app): State<App>, redirect: Redirect, whole: W
     }
 }
 
+pub(crate) fn release_call(request: &ReleaseRequest<'_>) -> ReleaseCall {
+    let delay = request.delay_ms.unwrap_or_default().into();
+    ReleaseCall { token: request.token.to_string(), delay }
+}
+
 /// Says how far a task is, or many.
 #[utoipa::path(
     post, path = "/v1/claims/progress", tag = "claims",
@@ -254,10 +260,7 @@ pub(crate) async fn release(State(app): State<App>, redirect: Redirect, whole: W
     )
 )]
 pub(crate) async fn progress(State(app): State<App>, redirect: Redirect, whole: Whole) -> Reply {
-    let call = |request: &ProgressRequest<'_>| {
-        let (percent, note) = (request.percent()?, request.note().to_owned());
-        Ok(ProgressCall { token: request.token.to_string(), percent, note })
-    };
+    let call = progress_call;
     match parse::one_or_many::<ProgressRequest<'_>, ProgressManyRequest<'_>>(whole.text()?, "progress")? {
         OneOrMany::One(request) => {
             let call = call(&request)?;
@@ -272,6 +275,11 @@ pub(crate) async fn progress(State(app): State<App>, redirect: Redirect, whole: 
     }
 }
 
+pub(crate) fn progress_call(request: &ProgressRequest<'_>) -> Result<ProgressCall, Invalid> {
+    let (percent, note) = (request.percent()?, request.note().to_owned());
+    Ok(ProgressCall { token: request.token.to_string(), percent, note })
+}
+
 /// Checks all of many before any of them is done.
 fn calls<R, C>(
     what: &str,
@@ -283,7 +291,7 @@ fn calls<R, C>(
     requests.iter().enumerate().map(nth_call).collect()
 }
 
-type Answers<T> = Vec<Result<Answer<T>, node::Error>>;
+pub(crate) type Answers<T> = Vec<Result<Answer<T>, node::Error>>;
 
 fn one<T, R: Serialize>(mut answers: Answers<T>, reply: impl Fn(&T) -> R) -> Reply {
     let answer = answers.pop().expect("one call has one outcome")?;
@@ -308,19 +316,19 @@ fn outcomes<T, R>(answers: Answers<T>, reply: impl Fn(&T) -> R, indexes: &mut In
 }
 
 /// What an ack says.
-pub(super) fn done(settled: &Settled) -> SettleReply {
+pub(crate) fn done(settled: &Settled) -> SettleReply {
     SettleReply { id: Id(settled.id), state: TaskState(settled.state), attempt: None, due: None }
 }
 
 /// What a release or an action of a person says.
-pub(super) fn released(settled: &Settled) -> SettleReply {
+pub(crate) fn released(settled: &Settled) -> SettleReply {
     SettleReply { due: settled.due.map(Time), ..done(settled) }
 }
 
-fn failed(settled: &Settled) -> SettleReply {
+pub(crate) fn failed(settled: &Settled) -> SettleReply {
     SettleReply { attempt: Some(settled.attempt), ..released(settled) }
 }
 
-fn held(held: &Held) -> HeldReply {
+pub(crate) fn held(held: &Held) -> HeldReply {
     HeldReply { id: Id(held.id), deadline: Time(held.deadline), cancel_requested: held.cancel_requested }
 }

@@ -10,7 +10,7 @@ use wire::http::{Id, Ms, Session, State, Text, Time};
 use super::claims_body::{Parts, json, parts};
 
 /// Which attempt runs now, or ran last. An attempt counts as used up only when it failed or was lost.
-pub(super) fn attempt(view: &TaskView) -> u32 {
+pub(crate) fn attempt(view: &TaskView) -> u32 {
     match view.state {
         StateKind::Claimed | StateKind::Done => view.attempts + 1,
         _ => view.attempts,
@@ -18,7 +18,7 @@ pub(super) fn attempt(view: &TaskView) -> u32 {
 }
 
 /// A task without what is kept of it beside its envelope.
-pub(super) fn summary<'a>(view: &'a TaskView, envelope: &'a Envelope) -> TaskReply<'a> {
+pub(crate) fn summary<'a>(view: &'a TaskView, envelope: &'a Envelope) -> TaskReply<'a> {
     let Parts { payload, payload_base64, content_type, headers } = parts(envelope);
     let claim = view.claim.as_ref();
     TaskReply {
@@ -56,7 +56,7 @@ pub(super) fn summary<'a>(view: &'a TaskView, envelope: &'a Envelope) -> TaskRep
 }
 
 /// A task with all that is kept of it.
-pub(super) fn detail(task: &TaskDetail) -> TaskReply<'_> {
+pub(crate) fn detail(task: &TaskDetail) -> TaskReply<'_> {
     TaskReply {
         output: task.output.as_deref().and_then(json),
         error: last_error(&task.history).map(Text::from),

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use http::StatusCode;
 use model::{GroupId, KindName, Millis, QueueName, Settled, StateKind, TaskId, WorkerName, limits};
-use node::call::{Action, Answer, Freshness, TaskFilter};
+use node::call::{Action, Answer, Freshness, TaskDetail, TaskFilter, TaskPage};
 use wire::http::claim::{HeldClaim, HeldClaims};
 use wire::http::fresh::StaleQuery;
 use wire::http::settle::SettleReply;
@@ -38,23 +38,38 @@ pub(crate) async fn show(
     redirect: Redirect,
 ) -> Reply {
     let (id, fresh) = (task_id(&id)?, freshness(query.stale));
-    let wait = Millis(query.wait_ms.unwrap_or(0));
-    if wait > limits::CLAIM_WAIT_MAX {
-        let max = limits::CLAIM_WAIT_MAX.0;
-        return Err(Refusal::invalid(format!("wait_ms is {}: give at most {max} and ask again", wait.0)));
-    }
+    let wait = check_wait(query.wait_ms)?;
     if fresh == Freshness::Linearizable
         && let Some(elsewhere) = redirect.elsewhere(&app, Some(id.shard()))?
     {
         return Ok(elsewhere);
     }
-    let task = tokio::select! {
+    Ok(json(StatusCode::OK, &detail(&one(&app, id, wait, fresh).await?)))
+}
+
+/// How long to wait for a task's end.
+pub(crate) fn check_wait(wait_ms: Option<u64>) -> Result<Millis, Refusal> {
+    let wait = Millis(wait_ms.unwrap_or(0));
+    if wait > limits::CLAIM_WAIT_MAX {
+        let max = limits::CLAIM_WAIT_MAX.0;
+        return Err(Refusal::invalid(format!("wait_ms is {}: give at most {max} and ask again", wait.0)));
+    }
+    Ok(wait)
+}
+
+/// One task, at its end or after `wait`.
+pub(crate) async fn one(
+    app: &App,
+    id: TaskId,
+    wait: Millis,
+    fresh: Freshness,
+) -> Result<TaskDetail, Refusal> {
+    tokio::select! {
         biased;
-        task = app.node.task(id, wait, fresh) => task?,
+        task = app.node.task(id, wait, fresh) => Ok(task?),
         // A stop answers with what the task is now.
-        () = app.stopping().cancelled(), if wait.0 > 0 => app.node.task(id, Millis(0), fresh).await?,
-    };
-    Ok(json(StatusCode::OK, &detail(&task)))
+        () = app.stopping().cancelled(), if wait.0 > 0 => Ok(app.node.task(id, Millis(0), fresh).await?),
+    }
 }
 
 /// One task by its dedup key.
@@ -98,6 +113,13 @@ pub(crate) async fn show_by_dedup(
     )
 )]
 pub(crate) async fn list(State(app): State<App>, Asked(query): Asked<TasksQuery>) -> Reply {
+    let page = find(&app, query).await?;
+    let tasks = page.tasks.iter().map(|task| summary(&task.view, &task.envelope)).collect();
+    let reply = TasksReply { tasks, looked_at: page.looked_at as u64, cursor: page.cursor.clone() };
+    Ok(json(StatusCode::OK, &reply))
+}
+
+pub(crate) async fn find(app: &App, query: TasksQuery) -> Result<TaskPage, Refusal> {
     let state = query.state.as_deref().map(state_kind).transpose()?;
     let filter = TaskFilter {
         queue: queue_name(query.queue.as_deref())?,
@@ -110,10 +132,7 @@ pub(crate) async fn list(State(app): State<App>, Asked(query): Asked<TasksQuery>
     };
     check_filter(&filter)?;
     let (limit, fresh) = (page_limit(query.limit)?, freshness(query.stale));
-    let page = app.node.list(filter, query.cursor, limit, fresh).await?;
-    let tasks = page.tasks.iter().map(|task| summary(&task.view, &task.envelope)).collect();
-    let reply = TasksReply { tasks, looked_at: page.looked_at as u64, cursor: page.cursor.clone() };
-    Ok(json(StatusCode::OK, &reply))
+    Ok(app.node.list(filter, query.cursor, limit, fresh).await?)
 }
 
 /// What is in progress.
@@ -126,6 +145,10 @@ pub(crate) async fn list(State(app): State<App>, Asked(query): Asked<TasksQuery>
     )
 )]
 pub(crate) async fn claims(State(app): State<App>, Asked(query): Asked<ClaimsQuery>) -> Reply {
+    Ok(json(StatusCode::OK, &held_claims(&app, query).await?))
+}
+
+pub(crate) async fn held_claims(app: &App, query: ClaimsQuery) -> Result<HeldClaims, Refusal> {
     let filter = TaskFilter {
         queue: queue_name(query.queue.as_deref())?,
         state: Some(StateKind::Claimed),
@@ -154,9 +177,7 @@ pub(crate) async fn claims(State(app): State<App>, Asked(query): Asked<ClaimsQue
                 .map(|(percent, note)| ProgressReply { percent: *percent, note: note.clone() }),
         })
     });
-    let reply =
-        HeldClaims { claims: held.collect(), looked_at: page.looked_at as u64, cursor: page.cursor.clone() };
-    Ok(json(StatusCode::OK, &reply))
+    Ok(HeldClaims { claims: held.collect(), looked_at: page.looked_at as u64, cursor: page.cursor.clone() })
 }
 
 /// Why a task is not being worked on.
@@ -203,10 +224,7 @@ pub(crate) async fn cancel(
 ) -> Reply {
     let id = task_id(&id)?;
     let reason = query.reason.unwrap_or_default();
-    if reason.len() > limits::REASON_BYTES_MAX {
-        let max = limits::REASON_BYTES_MAX;
-        return Err(Refusal::invalid(format!("reason is longer than {max} bytes: shorten it")));
-    }
+    check_reason(&reason)?;
     match redirect.elsewhere(&app, Some(id.shard()))? {
         Some(elsewhere) => Ok(elsewhere),
         None => settled(app.node.cancel(id, reason).await?),
@@ -319,6 +337,16 @@ pub(crate) async fn put_back_all(State(app): State<App>, whole: Whole) -> Reply 
 async fn act(app: App, action: Action, whole: Whole) -> Reply {
     // An empty body would mean "everything": whoever means it says so with {}.
     let request: ActionRequest = parse::one(whole.text()?)?;
+    let (reply, indexes) = act_on(&app, action, request).await?;
+    Ok(written(StatusCode::OK, &reply, &indexes))
+}
+
+/// One step of an action by filter.
+pub(crate) async fn act_on(
+    app: &App,
+    action: Action,
+    request: ActionRequest,
+) -> Result<(ActionReply, Indexes), Refusal> {
     let filter = TaskFilter {
         queue: queue_name(request.queue.as_deref())?,
         state: request.state.map(|state| state.0),
@@ -332,25 +360,32 @@ async fn act(app: App, action: Action, whole: Whole) -> Reply {
     let acted = app.node.act(action, filter, request.dry_run, request.cursor).await?;
     let reply = ActionReply { matched: acted.matched, changed: acted.changed, cursor: acted.cursor };
     if acted.changed == 0 {
-        return Ok(json(StatusCode::OK, &reply));
+        return Ok((reply, Indexes::default()));
     }
-    let indexes = Indexes::committed(&app, |group| group != GroupId::CATALOG);
-    Ok(written(StatusCode::OK, &reply, &indexes))
+    Ok((reply, Indexes::committed(app, |group| group != GroupId::CATALOG)))
 }
 
 fn settled(answer: Answer<Settled>) -> Reply {
     Ok(written(StatusCode::OK, &released(&answer.value), &answer.indexes.into()))
 }
 
-fn task_id(text: &str) -> Result<TaskId, Refusal> {
+pub(crate) fn task_id(text: &str) -> Result<TaskId, Refusal> {
     text.parse().map_err(|error: model::id::InvalidTaskId| Refusal::invalid(error.to_string()))
 }
 
-fn state_kind(word: &str) -> Result<StateKind, Refusal> {
+pub(crate) fn state_kind(word: &str) -> Result<StateKind, Refusal> {
     StateKind::from_word(word).ok_or_else(|| {
         let words: Vec<&str> = StateKind::ALL.iter().map(|state| state.as_str()).collect();
         Refusal::invalid(format!("there is no state of this name: give one of {}", words.join(", ")))
     })
+}
+
+pub(crate) fn check_reason(reason: &str) -> Result<(), Refusal> {
+    if reason.len() > limits::REASON_BYTES_MAX {
+        let max = limits::REASON_BYTES_MAX;
+        return Err(Refusal::invalid(format!("reason is longer than {max} bytes: shorten it")));
+    }
+    Ok(())
 }
 
 fn queue_name(text: Option<&str>) -> Result<Option<QueueName>, Refusal> {

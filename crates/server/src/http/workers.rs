@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use model::{Fence, WorkerName, limits};
 use node::SessionStream;
-use node::call::{Answer, WorkerFacts, WorkerInfo, WorkerState};
+use node::call::{Answer, BeatAnswer, WorkerFacts, WorkerInfo, WorkerState};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use wire::http::event::SessionEventReply;
@@ -14,7 +14,7 @@ use wire::http::worker::{
     BeatReply, BeatRequest, RegisterReply, RegisterRequest, RunningTask, SlotsReply, WORKERS_PAGE_MAX,
     WorkerActionReply, WorkerReply, WorkerStateWord, WorkersQuery, WorkersReply,
 };
-use wire::http::{Id, Problem, Session, Time, parse};
+use wire::http::{Id, Invalid, Problem, Session, Time, parse};
 
 use super::Reply;
 use super::events::{SESSION_PULSE, Source, sse, sse_event};
@@ -34,7 +34,13 @@ use crate::reply::{json, written};
 )]
 pub(crate) async fn register(State(app): State<App>, whole: Whole) -> Reply {
     let request: RegisterRequest<'_> = parse::one(whole.text()?)?;
-    let facts = WorkerFacts {
+    let (session, state) = app.node.register(facts(&request)?).await?;
+    Ok(json(StatusCode::OK, &RegisterReply { session: Session(session), state: word(state) }))
+}
+
+/// What a worker says of itself, checked.
+pub(crate) fn facts(request: &RegisterRequest<'_>) -> Result<WorkerFacts, Invalid> {
+    Ok(WorkerFacts {
         name: request.name()?,
         host: request.host()?,
         pid: request.pid,
@@ -44,9 +50,14 @@ pub(crate) async fn register(State(app): State<App>, whole: Whole) -> Reply {
         version: request.version()?,
         beat: request.beat()?,
         session: request.session.map(|session| session.0),
-    };
-    let (session, state) = app.node.register(facts).await?;
-    Ok(json(StatusCode::OK, &RegisterReply { session: Session(session), state: word(state) }))
+    })
+}
+
+/// All that a worker shall stop: what is to be cancelled, and what it lost.
+pub(crate) fn to_stop(answer: &BeatAnswer) -> Vec<(model::TaskId, Fence)> {
+    let mut stop = [&answer.cancel[..], &answer.lost[..]].concat();
+    stop.sort_unstable();
+    stop
 }
 
 /// A sign of life; tells the worker what to do and which tasks to stop.
@@ -63,7 +74,8 @@ pub(crate) async fn beat(State(app): State<App>, At(id): At<String>, whole: Whol
     let request: BeatRequest = parse::one(whole.text()?)?;
     let running = request.running.iter().map(|task| (task.id.0, Fence(task.fence))).collect();
     let answer = app.node.beat(&WorkerName::new(&id)?, request.session.0, running).await?;
-    Ok(json(StatusCode::OK, &BeatReply { state: word(answer.state), cancel: tasks(&answer.cancel) }))
+    let cancel = tasks(&to_stop(&answer));
+    Ok(json(StatusCode::OK, &BeatReply { state: word(answer.state), cancel }))
 }
 
 /// Which session is held.
@@ -121,17 +133,20 @@ impl Source for SessionStream {
     )
 )]
 pub(crate) async fn list(State(app): State<App>, Asked(query): Asked<WorkersQuery>) -> Reply {
+    Ok(json(StatusCode::OK, &page(&app, &query)?))
+}
+
+pub(crate) fn page(app: &App, query: &WorkersQuery) -> Result<WorkersReply, Refusal> {
     let (limit, max) = (query.limit.unwrap_or(WORKERS_PAGE_MAX as u64), WORKERS_PAGE_MAX as u64);
     if !(1..=max).contains(&limit) {
         return Err(Refusal::invalid(format!("limit is {limit}: give a number from 1 to {max}")));
     }
     let page = app.node.workers_page(query.cursor.as_deref(), limit as usize)?;
-    let reply = WorkersReply {
+    Ok(WorkersReply {
         slots: SlotsReply { open: page.slots.open, total: page.slots.total },
         workers: page.workers.iter().map(reply).collect(),
         cursor: page.cursor,
-    };
-    Ok(json(StatusCode::OK, &reply))
+    })
 }
 
 /// One worker.
@@ -227,7 +242,7 @@ fn tasks(claims: &[(model::TaskId, Fence)]) -> Vec<RunningTask> {
     claims.iter().map(|&(id, fence)| RunningTask { id: Id(id), fence: fence.0 }).collect()
 }
 
-fn reply(worker: &WorkerInfo) -> WorkerReply {
+pub(crate) fn reply(worker: &WorkerInfo) -> WorkerReply {
     let facts = &worker.facts;
     WorkerReply {
         id: facts.name.as_str().to_owned(),

@@ -175,3 +175,23 @@ impl Harness {
         }
     }
 }
+
+/// A client of the gRPC face.
+pub type Client = wire::grpc::windlass_client::WindlassClient<tonic::transport::Channel>;
+
+impl Harness {
+    pub async fn grpc(&self) -> Client {
+        let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", self.addr)).unwrap();
+        Client::new(endpoint.connect().await.unwrap()).max_decoding_message_size(64 * 1024 * 1024)
+    }
+}
+
+/// The stable code of a refused call.
+pub fn code_of(status: &tonic::Status) -> String {
+    let code = status.metadata().get("windlass-code").map(|code| code.to_str().unwrap().to_owned());
+    let bytes = status.metadata().get_bin("windlass-error-bin").unwrap().to_bytes().unwrap();
+    let error = <wire::grpc::Error as prost::Message>::decode(bytes).unwrap();
+    assert_eq!(code.as_deref(), Some(&*error.code), "{status:?}");
+    assert_eq!(status.message(), error.message, "{status:?}");
+    error.code
+}

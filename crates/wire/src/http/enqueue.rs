@@ -333,7 +333,8 @@ pub fn check_hold(hold: Option<Ms>) -> Result<Option<Millis>, Invalid> {
     Ok(Some(Millis(hold)))
 }
 
-fn check_content_type(text: &str) -> Result<(), Invalid> {
+/// Checks what bytes are said to be.
+pub fn check_content_type(text: &str) -> Result<(), Invalid> {
     let max = limits::CONTENT_TYPE_BYTES_MAX;
     if text.is_empty() || text.len() > max || !text.bytes().all(|b| b == b' ' || b.is_ascii_graphic()) {
         return Err(Invalid(format!(

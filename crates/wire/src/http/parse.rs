@@ -131,6 +131,14 @@ pub fn at_most<'de, const MAX: usize, T: Deserialize<'de>, D: Deserializer<'de>>
     deserializer.deserialize_seq(AtMost::<MAX, T>(PhantomData))
 }
 
+/// Refuses a list that was read already and is too long.
+pub fn check_at_most<T>(what: &str, list: &[T], max: usize) -> Result<(), Invalid> {
+    if list.len() > max {
+        return Err(Invalid(format!("{what} has more than {max} items: split it over several requests")));
+    }
+    Ok(())
+}
+
 struct AtMost<const MAX: usize, T>(PhantomData<T>);
 
 impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T> {

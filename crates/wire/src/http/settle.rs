@@ -245,12 +245,7 @@ impl AckRequest<'_> {
     /// Its output; empty for none.
     pub fn output(&self) -> Result<&str, Invalid> {
         let output = self.output.map_or("", RawValue::get);
-        if output.len() > limits::OUTPUT_BYTES_MAX {
-            let (bytes, max) = (output.len(), limits::OUTPUT_BYTES_MAX);
-            return Err(Invalid(format!(
-                "the output has {bytes} bytes, at most {max} are allowed: store it elsewhere"
-            )));
-        }
+        check_output(output.as_bytes())?;
         Ok(output)
     }
 }
@@ -280,6 +275,17 @@ impl ProgressRequest<'_> {
     pub fn note(&self) -> &str {
         cut(self.note.as_deref().unwrap_or_default(), limits::NOTE_BYTES_MAX)
     }
+}
+
+/// Refuses an output that is too long.
+pub fn check_output(output: &[u8]) -> Result<(), Invalid> {
+    if output.len() > limits::OUTPUT_BYTES_MAX {
+        let (bytes, max) = (output.len(), limits::OUTPUT_BYTES_MAX);
+        return Err(Invalid(format!(
+            "the output has {bytes} bytes, at most {max} are allowed: store it elsewhere"
+        )));
+    }
+    Ok(())
 }
 
 /// Refuses a list that is empty; one over its limit was refused when it was read.

@@ -7,6 +7,7 @@ use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
+use super::parse::Invalid;
 use super::problem::Problem;
 
 /// A task's id.
@@ -98,6 +99,19 @@ impl<'de> Deserialize<'de> for State {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, ToSchema)]
 #[schema(value_type = u64, example = 30000, maximum = 315619200000u64)]
 pub struct Ms(pub u64);
+
+impl Ms {
+    /// The field `what`, within the range of a length of time.
+    pub fn check(what: &str, millis: u64) -> Result<Ms, Invalid> {
+        let max = limits::DURATION_MAX.0;
+        if millis > max {
+            return Err(Invalid(format!(
+                "{what} is {millis}: give a number of milliseconds from 0 to {max}"
+            )));
+        }
+        Ok(Ms(millis))
+    }
+}
 
 impl From<Millis> for Ms {
     fn from(millis: Millis) -> Ms {

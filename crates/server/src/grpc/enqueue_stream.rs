@@ -1,0 +1,160 @@
+//! `EnqueueStream`: many enqueues in flight on one stream, each answered by its `seq`.
+//!
+//! What has arrived goes to the node in one call, and several calls are under way at once: under load the calls
+//! grow by themselves. Whoever does not read its results is not read from.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, FuturesUnordered};
+use futures::{FutureExt as _, Stream, StreamExt as _};
+use node::Node;
+use node::call::TaskSpec;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tonic::{Status, Streaming};
+use wire::grpc;
+use wire::grpc::enqueue_result::Outcome;
+use wire::http::{Code, Invalid, Problem};
+
+use super::enqueue::no_task;
+use super::{read, status, tell};
+use crate::app::App;
+use crate::problem::Refusal;
+
+/// Calls of one stream under way at once.
+const CALLS_MAX: usize = 16;
+/// Items in one call.
+const ITEMS_MAX: usize = 1_000;
+/// Bytes of payload in one call, but for a single larger item.
+const BYTES_MAX: usize = 1024 * 1024;
+
+/// Answers a stream of items.
+pub(super) fn run(
+    app: App,
+    items: Streaming<grpc::EnqueueItem>,
+) -> BoxStream<'static, Result<grpc::EnqueueResults, Status>> {
+    let stopping = Box::pin(app.stopping().clone().cancelled_owned());
+    let (node, calls) = (app.node.clone(), FuturesUnordered::new());
+    Work { node, items, has_ended: false, end: None, calls, stopping }.boxed()
+}
+
+type Results = Vec<grpc::EnqueueResult>;
+
+struct Work {
+    node: Node,
+    items: Streaming<grpc::EnqueueItem>,
+    has_ended: bool,
+    /// What is said at the end, when it is not a good one.
+    end: Option<Status>,
+    calls: FuturesUnordered<BoxFuture<'static, Results>>,
+    stopping: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+/// Items that go to the node together.
+#[derive(Default)]
+struct Batch {
+    seqs: Vec<u64>,
+    specs: Vec<TaskSpec>,
+    bytes: usize,
+}
+
+impl Work {
+    /// Takes what has arrived. What was wrong with some of it is answered at once.
+    fn poll_items(&mut self, context: &mut Context<'_>, refused: &mut Results) -> Result<Batch, Status> {
+        let mut batch = Batch::default();
+        while !self.has_ended && batch.seqs.len() < ITEMS_MAX && batch.bytes < BYTES_MAX {
+            match self.items.poll_next_unpin(context) {
+                Poll::Ready(Some(Ok(item))) => batch.add(item, refused),
+                Poll::Ready(Some(Err(status))) => return Err(status),
+                Poll::Ready(None) => self.has_ended = true,
+                Poll::Pending => break,
+            }
+            if refused.len() >= ITEMS_MAX {
+                break;
+            }
+        }
+        Ok(batch)
+    }
+
+    fn call(&mut self, batch: Batch) {
+        let node = self.node.clone();
+        self.calls.push(async move { batch.enqueue(&node).await }.boxed());
+    }
+}
+
+impl Stream for Work {
+    type Item = Result<grpc::EnqueueResults, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let work = &mut *self;
+        if !work.has_ended && work.stopping.as_mut().poll(context).is_ready() {
+            // What is under way is still answered.
+            (work.has_ended, work.end) = (true, Some(stopping()));
+        }
+        let mut results = Results::new();
+        while !work.has_ended && work.calls.len() < CALLS_MAX {
+            let batch = match work.poll_items(context, &mut results) {
+                Ok(batch) => batch,
+                Err(status) => return Poll::Ready(Some(Err(status))),
+            };
+            let is_full = batch.seqs.len() >= ITEMS_MAX || batch.bytes >= BYTES_MAX;
+            if !batch.seqs.is_empty() {
+                work.call(batch);
+            }
+            if !is_full {
+                break;
+            }
+        }
+        while let Poll::Ready(Some(told)) = work.calls.poll_next_unpin(context) {
+            results.extend(told);
+        }
+        if !results.is_empty() {
+            return Poll::Ready(Some(Ok(grpc::EnqueueResults { results })));
+        }
+        if !work.has_ended || !work.calls.is_empty() {
+            return Poll::Pending;
+        }
+        Poll::Ready(work.end.take().map(Err))
+    }
+}
+
+impl Batch {
+    fn add(&mut self, item: grpc::EnqueueItem, refused: &mut Results) {
+        let seq = item.seq;
+        match item.task.map(read::task) {
+            Some(Ok(spec)) => {
+                self.bytes += spec.payload.len();
+                self.seqs.push(seq);
+                self.specs.push(spec);
+            }
+            Some(Err(invalid)) => refused.push(wrong(seq, invalid)),
+            None => refused.push(result(seq, Outcome::Error(status::error(no_task().into_problem())))),
+        }
+    }
+
+    async fn enqueue(self, node: &Node) -> Results {
+        let told = match node.enqueue(self.specs, false).await {
+            Ok(answer) => answer.value,
+            // It is the same for all of them.
+            Err(error) => vec![Err(error); self.seqs.len()],
+        };
+        let outcome = |told: Result<_, node::Error>| match told {
+            Ok(enqueued) => Outcome::Enqueued(tell::enqueued(&enqueued)),
+            Err(error) => Outcome::Error(tell::refused(&error)),
+        };
+        self.seqs.into_iter().zip(told).map(|(seq, told)| result(seq, outcome(told))).collect()
+    }
+}
+
+fn wrong(seq: u64, invalid: Invalid) -> grpc::EnqueueResult {
+    result(seq, Outcome::Error(status::error(Problem::from(invalid))))
+}
+
+fn result(seq: u64, outcome: Outcome) -> grpc::EnqueueResult {
+    grpc::EnqueueResult { seq, outcome: Some(outcome) }
+}
+
+fn stopping() -> Status {
+    Refusal::new(Code::Unavailable, "this server stops: connect to another").into()
+}

@@ -1,0 +1,469 @@
+//! `Work`: one stream for a worker's whole life.
+//!
+//! The worker grants credit and gets tasks pushed, never more than that; what it says of its claims is gathered and
+//! handed to the node in one call for all that has arrived, many calls at a time. Reading waits for no answer, but
+//! stops while too many outcomes are unanswered. The stream holds the worker's session (`node/src/sessions.rs`): when
+//! it breaks, the session ends within a second unless another stream takes its place, at whichever node; when the
+//! server stops, the session is held until the node is gone, so that the worker keeps its claims.
+//!
+//! Start at `Work::serve`, the loop. `hello.rs` is how a worker comes in, `out.rs` what goes to it.
+
+mod hello;
+mod out;
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use model::{Fence, SessionId, TaskId, WorkerName, limits};
+use node::SessionStream;
+use node::call::{Answer, BeatAnswer, Claim, ClaimCall, WorkerState};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::{Response, Status, Streaming};
+use wire::grpc;
+use wire::grpc::outcome_result::Result as Told;
+use wire::grpc::server_message::Message as ServerSays;
+use wire::grpc::worker_message::Message as WorkerSays;
+use wire::http::parse::check_at_most;
+use wire::http::{Code, Problem};
+
+use self::hello::{Comer, over};
+use self::out::{Closed, Out, Outbox, way_out};
+use super::settle::Sorted;
+use super::{read, status, tell};
+use crate::app::App;
+use crate::problem::Refusal;
+
+pub(crate) use self::out::Outgoing;
+
+/// Outcomes of one stream that may wait for their results, or for the worker to take them.
+const OUTCOMES_MAX: usize = 4_096;
+/// Outcomes in one call of the node.
+const BATCH_MAX: usize = 1_000;
+/// Messages read in one go.
+const READ_MAX: usize = 256;
+/// Credit that one worker may have open.
+const CREDIT_MAX: u32 = limits::SLOTS_MAX;
+/// Claims of one stream that wait at once: credit that comes while one waits need not wait for it.
+const CLAIMS_MAX: usize = 4;
+/// After a claim that failed, before the next.
+const CLAIM_PAUSE: Duration = Duration::from_millis(200);
+/// How long an ending stream may take to answer what was asked.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Takes a worker in and begins to serve it.
+pub(super) async fn begin(
+    app: &App,
+    mut incoming: Streaming<grpc::WorkerMessage>,
+) -> Result<Response<Outgoing>, Status> {
+    let comer = hello::take_in(app, &mut incoming).await?;
+    let (sender, outgoing) = way_out(app.node.clone());
+    tokio::spawn(Work::new(app.clone(), comer, incoming, sender).run());
+    Ok(Response::new(outgoing))
+}
+
+/// One worker's stream.
+struct Work {
+    app: App,
+    worker: WorkerName,
+    session: SessionId,
+    held: SessionStream,
+    state: WorkerState,
+    /// How it claims; nothing for one that wants no tasks.
+    claim: Option<ClaimCall>,
+    incoming: Streaming<grpc::WorkerMessage>,
+    sender: mpsc::Sender<Out>,
+    outbox: Outbox,
+    /// Room that no claim has taken up yet.
+    credit: u32,
+    /// Room that claims under way have taken up.
+    credit_asked: u32,
+    claims: FuturesUnordered<BoxFuture<'static, Claimed>>,
+    /// No claim before this.
+    paused_until: Option<Instant>,
+    /// Outcomes that were read and not handed to the node.
+    batch: Sorted,
+    calls: FuturesUnordered<BoxFuture<'static, Done>>,
+    outcomes_under_way: usize,
+    beats: Beats,
+    /// What was pushed and is not known to have arrived, oldest first.
+    on_the_way: VecDeque<(TaskId, Fence)>,
+    /// How many tasks are known to have arrived.
+    arrived: u64,
+    /// Which cancels the worker knows of.
+    cancels: Vec<(TaskId, Fence)>,
+}
+
+/// What became of a claim for so many.
+type Claimed = (u32, Result<Answer<Vec<Claim>>, node::Error>);
+
+/// What became of a call.
+enum Done {
+    Settled(Vec<grpc::OutcomeResult>),
+    Beat(Result<BeatAnswer, node::Error>),
+}
+
+/// One beat is looked into at a time; of those that come meanwhile the last counts.
+enum Beats {
+    Idle,
+    UnderWay { next: Option<Vec<(TaskId, Fence)>> },
+}
+
+/// Why a stream ends.
+enum End {
+    /// The worker said goodbye.
+    Left,
+    /// The connection is gone.
+    Gone,
+    /// The session is, or another stream has it.
+    Over,
+    /// The server stops.
+    Stopping,
+    /// The worker said what makes no sense.
+    Refused(Refusal),
+}
+
+type Flow = ControlFlow<End>;
+
+impl Work {
+    fn new(
+        app: App,
+        comer: Comer,
+        incoming: Streaming<grpc::WorkerMessage>,
+        sender: mpsc::Sender<Out>,
+    ) -> Work {
+        let Comer { worker, session, held, asked, claim, welcome } = comer;
+        let mut outbox = Outbox::new(app.node.clone());
+        outbox.tell(ServerSays::Welcome(welcome));
+        let mut work = Work {
+            app,
+            worker,
+            session,
+            held,
+            state: WorkerState::Running,
+            claim,
+            incoming,
+            sender,
+            outbox,
+            credit: 0,
+            credit_asked: 0,
+            claims: FuturesUnordered::new(),
+            paused_until: None,
+            batch: Sorted::default(),
+            calls: FuturesUnordered::new(),
+            outcomes_under_way: 0,
+            beats: Beats::Idle,
+            on_the_way: VecDeque::new(),
+            arrived: 0,
+            cancels: Vec::new(),
+        };
+        work.asked(asked);
+        work
+    }
+
+    async fn run(mut self) {
+        let end = self.serve().await;
+        // Apart, so that thousands of idle streams do not keep room for their end.
+        Box::pin(self.finish(end)).await;
+    }
+
+    /// The loop.
+    async fn serve(&mut self) -> End {
+        // A token of its own: thousands of streams do not meet at one lock.
+        let stopping = self.app.stopping().child_token();
+        let mut stopped = std::pin::pin!(stopping.cancelled());
+        loop {
+            self.claim_more();
+            tokio::select! {
+                biased;
+                () = &mut stopped => return End::Stopping,
+                () = self.sender.closed() => return End::Gone,
+                asked = self.held.next() => match asked {
+                    Some(asked) => self.asked(asked),
+                    None => return End::Over,
+                },
+                Some(done) = self.calls.next(), if !self.calls.is_empty() => self.done(done),
+                Some(claimed) = self.claims.next(), if !self.claims.is_empty() => self.claimed(claimed),
+                sent = self.outbox.send(&self.sender), if !self.outbox.is_empty() => match sent {
+                    Ok(()) => {}
+                    Err(Closed) => return End::Gone,
+                },
+                said = self.incoming.message(), if self.may_read() => match self.read(said) {
+                    Flow::Continue(()) => {}
+                    Flow::Break(end) => return end,
+                },
+                () = until(self.paused_until), if self.paused_until.is_some() => self.paused_until = None,
+            }
+        }
+    }
+
+    /// Whoever has too many outcomes unanswered, or does not take the answers, is not read from.
+    fn may_read(&self) -> bool {
+        self.outcomes_under_way + self.outbox.results() < OUTCOMES_MAX
+    }
+
+    /// Takes in a message and those that came with it, then hands on what they say of claims.
+    fn read(&mut self, first: Result<Option<grpc::WorkerMessage>, Status>) -> Flow {
+        self.held.heard();
+        let mut said = first;
+        for _ in 0..READ_MAX {
+            let Ok(Some(message)) = said else {
+                self.hand_on();
+                return Flow::Break(End::Gone);
+            };
+            if let Flow::Break(end) = self.heard(message) {
+                self.hand_on();
+                return Flow::Break(end);
+            }
+            if self.batch.len() >= BATCH_MAX {
+                self.hand_on();
+            }
+            if !self.may_read() {
+                break;
+            }
+            match self.incoming.message().now_or_never() {
+                Some(next) => said = next,
+                None => break,
+            }
+        }
+        self.hand_on();
+        Flow::Continue(())
+    }
+
+    fn heard(&mut self, message: grpc::WorkerMessage) -> Flow {
+        let taken = match message.message {
+            Some(WorkerSays::Credit(credit)) => self.grant(credit.more),
+            Some(WorkerSays::Outcomes(outcomes)) => self.outcomes(outcomes.outcomes),
+            Some(WorkerSays::Beat(beat)) => self.beat(&beat),
+            Some(WorkerSays::Goodbye(grpc::Goodbye {})) => return Flow::Break(End::Left),
+            Some(WorkerSays::Hello(_)) => Err(Refusal::invalid("a second hello: one stream, one worker")),
+            // A message of a later version.
+            None => Ok(()),
+        };
+        match taken {
+            Ok(()) => Flow::Continue(()),
+            Err(refusal) => Flow::Break(End::Refused(refusal)),
+        }
+    }
+
+    fn grant(&mut self, more: u32) -> Result<(), Refusal> {
+        let credit = self.credit.saturating_add(more);
+        if credit.saturating_add(self.credit_asked) > CREDIT_MAX {
+            return Err(Refusal::invalid(format!("credit is over {CREDIT_MAX}: grant as much as is free")));
+        }
+        self.credit = credit;
+        Ok(())
+    }
+
+    fn outcomes(&mut self, outcomes: Vec<grpc::Outcome>) -> Result<(), Refusal> {
+        check_at_most("outcomes", &outcomes, limits::SETTLE_MAX)?;
+        for outcome in outcomes {
+            let seq = outcome.seq;
+            match self.batch.add(seq, outcome) {
+                Ok(()) => self.outcomes_under_way += 1,
+                Err(invalid) => {
+                    let error = Told::Error(status::error(Problem::from(invalid)));
+                    self.outbox.add_results(vec![grpc::OutcomeResult { seq, result: Some(error) }]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands the outcomes that were read to the node.
+    fn hand_on(&mut self) {
+        if self.batch.len() == 0 {
+            return;
+        }
+        let (batch, node) = (std::mem::take(&mut self.batch), self.app.node.clone());
+        self.calls.push(async move { Done::Settled(batch.settle(&node).await.0) }.boxed());
+    }
+
+    /// A beat: what the worker holds, and what it has not got yet.
+    fn beat(&mut self, beat: &grpc::HeldTasks) -> Result<(), Refusal> {
+        let mut held = read::held(&beat.held)?;
+        match beat.received {
+            Some(received) => {
+                let news = received.saturating_sub(self.arrived).min(self.on_the_way.len() as u64);
+                self.on_the_way.drain(..news as usize);
+                self.arrived += news;
+            }
+            None => {
+                self.arrived += self.on_the_way.len() as u64;
+                self.on_the_way.clear();
+            }
+        }
+        let room = limits::BEAT_CLAIMS_MAX - held.len();
+        held.extend(self.on_the_way.iter().take(room));
+        match &mut self.beats {
+            Beats::UnderWay { next } => *next = Some(held),
+            Beats::Idle => self.look_into(held),
+        }
+        Ok(())
+    }
+
+    fn look_into(&mut self, held: Vec<(TaskId, Fence)>) {
+        let (node, worker, session) = (self.app.node.clone(), self.worker.clone(), self.session);
+        self.calls.push(async move { Done::Beat(node.beat(&worker, session, held).await) }.boxed());
+        self.beats = Beats::UnderWay { next: None };
+    }
+
+    /// Takes in what a call brought, and what others brought at the same time.
+    fn done(&mut self, first: Done) {
+        let mut done = first;
+        loop {
+            match done {
+                Done::Settled(results) => {
+                    self.outcomes_under_way -= results.len();
+                    self.outbox.add_results(results);
+                }
+                Done::Beat(answer) => self.beaten(answer),
+            }
+            match self.calls.next().now_or_never().flatten() {
+                Some(next) => done = next,
+                None => return,
+            }
+        }
+    }
+
+    fn beaten(&mut self, answer: Result<BeatAnswer, node::Error>) {
+        match answer {
+            Ok(answer) => self.outbox.answer_beat(grpc::BeatAnswer {
+                state: answer.state.as_str().to_owned(),
+                cancel: tell::held_tasks(&answer.cancel),
+                lost: tell::held_tasks(&answer.lost),
+            }),
+            Err(error) => self.outbox.complain(tell::refused(&error)),
+        }
+        let beats = std::mem::replace(&mut self.beats, Beats::Idle);
+        if let Beats::UnderWay { next: Some(held) } = beats {
+            self.look_into(held);
+        }
+    }
+
+    /// Claims for the credit that there is.
+    fn claim_more(&mut self) {
+        let Some(call) = &self.claim else { return };
+        while self.credit > 0
+            && self.state == WorkerState::Running
+            && self.claims.len() < CLAIMS_MAX
+            && self.paused_until.is_none()
+        {
+            let max = self.credit.min(limits::CLAIM_MAX);
+            self.credit -= max;
+            self.credit_asked += max;
+            let (call, node) = (ClaimCall { max, ..call.clone() }, self.app.node.clone());
+            self.claims.push(async move { (max, node.claim(call).await) }.boxed());
+        }
+    }
+
+    fn claimed(&mut self, (asked, claimed): Claimed) {
+        self.credit_asked -= asked;
+        match claimed {
+            Ok(answer) => {
+                let got = u32::try_from(answer.value.len()).unwrap_or(asked);
+                self.credit += asked.saturating_sub(got);
+                self.on_the_way.extend(answer.value.iter().map(|claim| (claim.id, claim.fence)));
+                self.outbox.push(answer.value);
+            }
+            Err(error) => {
+                self.credit += asked;
+                self.paused_until = Some(Instant::now() + CLAIM_PAUSE);
+                self.outbox.complain(tell::refused(&error));
+            }
+        }
+    }
+
+    /// Tells the worker what is asked of it.
+    fn asked(&mut self, asked: BeatAnswer) {
+        if asked.state != self.state {
+            self.state = asked.state;
+            match asked.state {
+                WorkerState::Draining => self.outbox.tell(ServerSays::Drain(grpc::Drain {})),
+                WorkerState::Stopping => self.outbox.tell(ServerSays::Stop(grpc::Stop {})),
+                WorkerState::Running | WorkerState::Lost => {}
+            }
+            if asked.state != WorkerState::Running {
+                // What they had claimed by now is given back.
+                self.claims.clear();
+                self.outbox.give_back();
+            }
+        }
+        for cancel in asked.cancel.iter().filter(|cancel| !self.cancels.contains(cancel)) {
+            let (id, fence) = (cancel.0.to_string(), cancel.1.0);
+            self.outbox.tell(ServerSays::Cancel(grpc::Cancel { id, fence, reason: String::new() }));
+        }
+        self.cancels = asked.cancel;
+    }
+
+    /// Ends the stream in order.
+    async fn finish(mut self, end: End) {
+        self.claims.clear();
+        self.outbox.give_back();
+        let status = match end {
+            // Whoever looks for lost workers shall know at once; what was said before still counts.
+            End::Gone => {
+                let calls = std::mem::take(&mut self.calls);
+                drop(self);
+                let _ = tokio::time::timeout(FINISH_TIMEOUT, calls.for_each(|_| async {})).await;
+                return;
+            }
+            End::Left => {
+                self.answer_all().await;
+                if let Err(error) = self.app.node.end_session(&self.worker).await {
+                    tracing::debug!(worker = %self.worker, %error, "claims of a leaving worker not freed yet");
+                }
+                return;
+            }
+            End::Over => {
+                self.answer_all().await;
+                over(&self.held)
+            }
+            End::Stopping => {
+                self.answer_all().await;
+                Refusal::new(Code::Unavailable, "this server stops: go on with the session at another")
+            }
+            End::Refused(refusal) => {
+                self.answer_all().await;
+                refusal
+            }
+        };
+        let end = Out::End(Box::new(status.into()));
+        let _ = tokio::time::timeout(FINISH_TIMEOUT, self.sender.send(end)).await;
+        if self.app.stopping().is_cancelled() {
+            let Work { mut held, incoming, sender, .. } = self;
+            // Both ends, so that the connection can close.
+            drop((incoming, sender));
+            // The worker has not gone, we have: it is held until the node itself has stopped, so that its claims
+            // are still its own when it comes back.
+            while held.next().await.is_some() {}
+        }
+    }
+
+    /// Answers what was asked, as long as the worker takes it.
+    async fn answer_all(&mut self) {
+        let answering = async {
+            while !self.calls.is_empty() || !self.outbox.is_empty() {
+                tokio::select! {
+                    biased;
+                    Some(done) = self.calls.next(), if !self.calls.is_empty() => self.done(done),
+                    sent = self.outbox.send(&self.sender), if !self.outbox.is_empty() => if sent.is_err() {
+                        return;
+                    },
+                }
+            }
+        };
+        let _ = tokio::time::timeout(FINISH_TIMEOUT, answering).await;
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,27 @@
+//! Makes the messages and services of `proto/` into Rust, with a compiler in Rust: no `protoc` is needed.
+// A build script reads settings and writes files; the crate itself does not.
+#![allow(clippy::disallowed_methods, clippy::print_stdout)]
+
+use std::error::Error;
+use std::path::PathBuf;
+
+const PROTO: &str = "windlass/v1/windlass.proto";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    if std::env::var_os("CARGO_FEATURE_GRPC").is_none() {
+        return Ok(());
+    }
+    let files = protox::compile([PROTO], ["proto"])?;
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("windlass.v1.bin"), prost::Message::encode_to_vec(&files))?;
+    tonic_prost_build::configure()
+        // Payloads stay where they came in; maps have one order everywhere.
+        .bytes(".")
+        .btree_map(".")
+        // `connect` belongs to whoever knows sockets.
+        .build_transport(false)
+        .codec_path("crate::grpc::codec::SmallCodec")
+        .compile_fds(files)?;
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! The messages and services of `proto/windlass/v1/windlass.proto`, generated: the file says what each means.
+//!
+//! Next: `server/src/grpc`, which turns these into calls of a node.
+
+pub mod codec;
+
+mod generated {
+    #![allow(missing_docs, clippy::all, clippy::unwrap_used, unreachable_pub)]
+
+    tonic::include_proto!("windlass.v1");
+}
+
+pub use generated::*;
+
+/// The description of all of it, for reflection.
+pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/windlass.v1.bin"));

@@ -1,0 +1,487 @@
+//! What a worker holds: each claim from its push to the answer of its outcome.
+//!
+//! No IO and no clock: `stream.rs` hands in what arrived and what time it is, and takes out what is to be sent. A
+//! claim is listed in beats until its outcome is answered, so that no server gives it back while the ack is under way.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use wire::grpc;
+use wire::grpc::outcome::Outcome as Said;
+use wire::grpc::outcome_result::Result as Answer;
+
+use crate::context::{Cancelled, Running};
+use crate::error::{Error, TaskError, is_elsewhere};
+use crate::hub::{ExtendWish, Outcome};
+use crate::middleware::Metrics;
+use crate::outcome::{done, given_back, not_done};
+use crate::task::{TaskId, millis};
+
+/// A claim is extended when this part of its hold has passed.
+const EXTEND_AT: f64 = 1.0 / 3.0;
+/// A claim of which nobody said how long it holds is over when the server says so.
+const UNSURE: Duration = Duration::from_secs(24 * 3600);
+/// What a server could not do now is asked again after this.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// An extension that was refused is asked for again no sooner than this.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
+/// Outcomes of one message, and their bytes.
+const OUTCOMES_MAX: usize = 1_000;
+const OUTCOMES_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// All that a worker holds.
+pub(crate) struct Claims {
+    held: HashMap<u64, Held>,
+    by_task: HashMap<(TaskId, u64), u64>,
+    /// When to look at which claim.
+    timers: BTreeSet<(Instant, u64)>,
+    /// To be sent, in this order, each with whose it is.
+    outbox: VecDeque<(u64, grpc::Outcome)>,
+    /// Sent and not answered.
+    sent: BTreeMap<u64, Sent>,
+    /// Refused for now; to be sent again then.
+    later: BTreeMap<(Instant, u64), (u64, grpc::Outcome)>,
+    /// The number of the last outcome.
+    seq: u64,
+    /// Handlers that run.
+    executing: usize,
+    metrics: Arc<dyn Metrics>,
+}
+
+struct Sent {
+    /// Whose it is.
+    number: u64,
+    outcome: grpc::Outcome,
+    at: Instant,
+}
+
+/// One claim.
+struct Held {
+    running: Arc<Running>,
+    token: String,
+    /// How long a claim holds from each extension on.
+    hold: Duration,
+    extends: bool,
+    /// The time until which it surely holds.
+    until: Instant,
+    /// When it is extended next.
+    extend_at: Instant,
+    /// Which outcome is on its way, if any.
+    extending: Option<u64>,
+    noting: Option<u64>,
+    ending: Option<u64>,
+    answer: Option<oneshot::Sender<Result<(), Error>>>,
+    abort: Option<AbortHandle>,
+    handler: HandlerIs,
+    /// Whether it is another's by now.
+    is_lost: bool,
+    timer: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HandlerIs {
+    Running,
+    Ended,
+}
+
+/// How a claim is held.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    pub(crate) hold: Duration,
+    /// Whether it is so by our own word, or only seems to be.
+    pub(crate) is_sure: bool,
+    pub(crate) extends: bool,
+    /// Whether the server must be told of this hold.
+    pub(crate) is_news: bool,
+}
+
+impl Claims {
+    pub(crate) fn new(metrics: Arc<dyn Metrics>) -> Claims {
+        Claims {
+            held: HashMap::new(),
+            by_task: HashMap::new(),
+            timers: BTreeSet::new(),
+            outbox: VecDeque::new(),
+            sent: BTreeMap::new(),
+            later: BTreeMap::new(),
+            seq: 0,
+            executing: 0,
+            metrics,
+        }
+    }
+
+    /// Handlers that run.
+    pub(crate) fn executing(&self) -> usize {
+        self.executing
+    }
+
+    /// Outcomes that were sent and are not answered.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// Whether nothing waits to be sent or answered.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.outbox.is_empty() && self.sent.is_empty() && self.later.is_empty()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// A task was pushed, and its handler begins.
+    pub(crate) fn begin(&mut self, running: Arc<Running>, token: String, hold: Hold, now: Instant) {
+        let number = running.number;
+        self.by_task.insert((running.id.clone(), running.fence), number);
+        let held = Held {
+            running,
+            token,
+            hold: hold.hold,
+            extends: hold.extends,
+            until: now + if hold.is_sure { hold.hold } else { UNSURE },
+            extend_at: now + hold.hold.mul_f64(EXTEND_AT),
+            extending: None,
+            noting: None,
+            ending: None,
+            answer: None,
+            abort: None,
+            handler: HandlerIs::Running,
+            is_lost: false,
+            timer: None,
+        };
+        self.held.insert(number, held);
+        self.executing += 1;
+        if hold.is_news {
+            self.extend(number, hold.hold);
+        }
+        self.set_timer(number);
+    }
+
+    /// How to end the handler that began last.
+    pub(crate) fn set_abort(&mut self, number: u64, abort: AbortHandle) {
+        if let Some(held) = self.held.get_mut(&number) {
+            held.abort = Some(abort);
+        }
+    }
+
+    /// A handler ended.
+    pub(crate) fn end(&mut self, number: u64, outcome: Outcome) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        if held.handler == HandlerIs::Ended {
+            return;
+        }
+        held.handler = HandlerIs::Ended;
+        held.abort = None;
+        self.executing -= 1;
+        if held.is_lost {
+            tracing::debug!(id = %held.running.id, "the outcome of a lost task is dropped");
+            return self.forget(number);
+        }
+        let is_stopping = held.running.told() == Some(Cancelled::Stopping);
+        let said = match (outcome, is_stopping) {
+            (Ok(output), _) => done(output, &held.running),
+            // The handler was told to stop: that it did not finish is nobody's failure.
+            (Err(error), true) if !error.is_fatal() => given_back(Duration::ZERO),
+            (Err(error), _) => not_done(&error),
+        };
+        let seq = self.say(number, said);
+        self.held.entry(number).and_modify(|held| held.ending = Some(seq));
+        self.set_timer(number);
+    }
+
+    /// A handler wants to hold on.
+    pub(crate) fn wish(&mut self, wish: ExtendWish) {
+        match self.held.get_mut(&wish.number) {
+            Some(held) if !held.is_lost && held.handler == HandlerIs::Running => {
+                held.answer = Some(wish.answer);
+                self.extend(wish.number, wish.hold);
+                self.set_timer(wish.number);
+            }
+            _ => drop(wish.answer.send(Err(lost()))),
+        }
+    }
+
+    /// A handler said how far it is.
+    pub(crate) fn note(&mut self, number: u64) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        // The note before is under way: this one follows when that was answered.
+        if held.noting.is_some() || held.is_lost || held.handler == HandlerIs::Ended {
+            return;
+        }
+        let note = {
+            let mut progress = held.running.progress.lock();
+            progress.is_told = false;
+            progress.latest.take()
+        };
+        let Some(note) = note else { return };
+        let said = Said::Progress(grpc::ProgressNote { percent: note.percent.min(100), note: note.note });
+        let seq = self.say(number, said);
+        self.held.entry(number).and_modify(|held| held.noting = Some(seq));
+    }
+
+    /// Somebody wants this task stopped.
+    pub(crate) fn cancel(&self, id: &str, fence: u64) {
+        if let Some(held) = self.find(id, fence).and_then(|number| self.held.get(&number)) {
+            held.running.tell(Cancelled::Asked);
+        }
+    }
+
+    /// This task is ours no more.
+    pub(crate) fn lose(&mut self, id: &str, fence: u64) {
+        let Some(number) = self.find(id, fence) else { return };
+        // One whose outcome is under way may be listed though its ack went through: the answer tells.
+        if self.held.get(&number).is_some_and(|held| held.handler == HandlerIs::Running) {
+            self.lose_number(number);
+        }
+    }
+
+    /// Our session is over: all that runs is ours no more. Outcomes are still sent; the fence decides.
+    pub(crate) fn lose_all(&mut self) {
+        let running = self.held.iter().filter(|(_, held)| held.handler == HandlerIs::Running);
+        for number in running.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.lose_number(number);
+        }
+    }
+
+    fn lose_number(&mut self, number: u64) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        if held.is_lost {
+            return;
+        }
+        held.is_lost = true;
+        held.running.tell(Cancelled::Lost);
+        if let Some(answer) = held.answer.take() {
+            let _ = answer.send(Err(lost()));
+        }
+        let running = held.running.clone();
+        tracing::warn!(id = %running.id, kind = %running.kind, fence = running.fence, "claim lost");
+        self.metrics.lost(&running.queue, &running.kind);
+        if held.handler == HandlerIs::Ended {
+            self.forget(number);
+        } else {
+            self.set_timer(number);
+        }
+    }
+
+    /// Tells all handlers that the worker stops.
+    pub(crate) fn cancel_all(&self) {
+        for held in self.held.values() {
+            held.running.tell(Cancelled::Stopping);
+        }
+    }
+
+    /// Ends all handlers that still run and gives their tasks back.
+    pub(crate) fn release_all(&mut self) {
+        for number in self.held.keys().copied().collect::<Vec<_>>() {
+            let Some(held) = self.held.get_mut(&number) else { continue };
+            if held.handler == HandlerIs::Ended {
+                continue;
+            }
+            held.running.tell(Cancelled::Stopping);
+            if let Some(abort) = held.abort.take() {
+                abort.abort();
+            }
+            self.end(number, Err(TaskError::release("the worker stops")));
+        }
+    }
+
+    /// The stream is new: what was sent and not answered is sent again, before everything else.
+    pub(crate) fn send_again(&mut self) {
+        for (_, sent) in std::mem::take(&mut self.sent).into_iter().rev() {
+            self.outbox.push_front((sent.number, sent.outcome));
+        }
+    }
+
+    /// All that a beat must list.
+    pub(crate) fn listed(&self) -> Vec<grpc::HeldTask> {
+        let ours = self.held.values().filter(|held| !held.is_lost);
+        ours.map(|held| grpc::HeldTask { id: held.running.id.to_string(), fence: held.running.fence })
+            .collect()
+    }
+
+    /// Whether there is something to be sent.
+    pub(crate) fn has_outcomes(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// What is to be sent now, at most `room`.
+    pub(crate) fn outcomes(&mut self, room: usize, now: Instant) -> Vec<grpc::Outcome> {
+        let mut outcomes = Vec::with_capacity(self.outbox.len().min(OUTCOMES_MAX));
+        let mut bytes = 0;
+        while outcomes.len() < OUTCOMES_MAX.min(room) && bytes < OUTCOMES_BYTES_MAX {
+            let Some((number, outcome)) = self.outbox.pop_front() else { break };
+            bytes += prost::Message::encoded_len(&outcome);
+            self.sent.insert(outcome.seq, Sent { number, outcome: outcome.clone(), at: now });
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+
+    /// When something is due next.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        let timer = self.timers.first().map(|(at, _)| *at);
+        let later = self.later.first_key_value().map(|((at, _), _)| *at);
+        timer.into_iter().chain(later).min()
+    }
+
+    /// Does what is due.
+    pub(crate) fn due(&mut self, now: Instant) {
+        while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now) {
+            let outcome = entry.remove();
+            self.outbox.push_back(outcome);
+        }
+        while let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, number));
+            let Some(held) = self.held.get_mut(&number) else { continue };
+            held.timer = None;
+            if held.until <= now {
+                held.running.tell(Cancelled::Deadline);
+            }
+            if held.extends && held.extending.is_none() && held.extend_at <= now {
+                let hold = held.hold;
+                self.extend(number, hold);
+            }
+            self.set_timer(number);
+        }
+    }
+
+    /// A server answered.
+    pub(crate) fn answered(&mut self, result: grpc::OutcomeResult, now: Instant) {
+        let Some(sent) = self.sent.remove(&result.seq) else { return };
+        let (seq, number) = (result.seq, sent.number);
+        match result.result {
+            Some(Answer::Error(error)) if is_elsewhere(&error.code) || error.code == "timeout" => {
+                self.later.insert((now + AGAIN_AFTER, seq), (number, sent.outcome));
+            }
+            Some(Answer::Error(error)) => self.refused(&sent, error, now),
+            Some(Answer::Held(held)) => self.goes_on(number, seq, &sent, held.cancel_requested),
+            Some(Answer::Settled(_)) | None => self.forget(number),
+        }
+    }
+
+    /// An extension or a note was taken.
+    fn goes_on(&mut self, number: u64, seq: u64, sent: &Sent, cancel_requested: bool) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        if cancel_requested {
+            held.running.tell(Cancelled::Asked);
+        }
+        if held.noting == Some(seq) {
+            held.noting = None;
+            return self.note(number);
+        }
+        if held.extending == Some(seq) {
+            held.extending = None;
+            held.until = sent.at + held.hold;
+            held.extend_at = sent.at + held.hold.mul_f64(EXTEND_AT);
+            if let Some(answer) = held.answer.take() {
+                let _ = answer.send(Ok(()));
+            }
+            self.set_timer(number);
+        }
+    }
+
+    /// The server said no.
+    fn refused(&mut self, sent: &Sent, error: grpc::Error, now: Instant) {
+        let (number, seq, outcome) = (sent.number, sent.outcome.seq, &sent.outcome);
+        // What was said before the outcome may be answered after it: the outcome's own answer counts.
+        if self.held.get(&number).is_some_and(|held| held.ending.is_some_and(|ending| ending != seq)) {
+            return;
+        }
+        let is_lost = matches!(
+            &*error.code,
+            "stale_token" | "not_claimed" | "already_ended" | "not_found" | "invalid_token"
+        );
+        if is_lost {
+            return self.lose_number(number);
+        }
+        let Some(held) = self.held.get_mut(&number) else { return };
+        if held.ending == Some(seq) {
+            tracing::error!(id = %held.running.id, code = error.code, message = error.message, "outcome refused");
+            // An ack that cannot be taken, such as an output that is too large, is a failed attempt.
+            let is_ack = matches!(outcome.outcome, Some(Said::Ack(_)));
+            if matches!(outcome.outcome, Some(Said::Release(_))) {
+                return self.forget(number);
+            }
+            let said = if is_ack {
+                not_done(&TaskError::retry(format!(
+                    "the ack was refused: {} ({})",
+                    error.message, error.code
+                )))
+            } else {
+                given_back(Duration::ZERO)
+            };
+            let seq = self.say(number, said);
+            self.held.entry(number).and_modify(|held| held.ending = Some(seq));
+        } else if held.noting == Some(seq) {
+            tracing::warn!(id = %held.running.id, message = error.message, "progress refused");
+            held.noting = None;
+        } else if held.extending == Some(seq) {
+            held.extending = None;
+            held.extend_at = held.until.max(now + REFUSED_FOR);
+            if let Some(answer) = held.answer.take() {
+                let _ = answer.send(Err(Error::refused(error)));
+            }
+            self.set_timer(number);
+        }
+    }
+
+    /// Asks for a new deadline. One that is under way is not waited for: the last one counts.
+    fn extend(&mut self, number: u64, hold: Duration) {
+        let seq = self.say(number, Said::Extend(grpc::Extension { hold_ms: Some(millis(hold)) }));
+        self.held.entry(number).and_modify(|held| {
+            held.hold = hold;
+            held.extending = Some(seq);
+        });
+    }
+
+    /// Something to be sent about a claim. Its number.
+    fn say(&mut self, number: u64, said: Said) -> u64 {
+        self.seq += 1;
+        let token = self.held.get(&number).map(|held| held.token.clone()).unwrap_or_default();
+        self.outbox.push_back((number, grpc::Outcome { seq: self.seq, token, outcome: Some(said) }));
+        self.seq
+    }
+
+    /// The claim is over, and answered.
+    fn forget(&mut self, number: u64) {
+        let Some(held) = self.held.remove(&number) else { return };
+        self.by_task.remove(&(held.running.id.clone(), held.running.fence));
+        if let Some(at) = held.timer {
+            self.timers.remove(&(at, number));
+        }
+    }
+
+    fn find(&self, id: &str, fence: u64) -> Option<u64> {
+        self.by_task.get(&(TaskId::from(id), fence)).copied()
+    }
+
+    /// Sets when to look at a claim next.
+    fn set_timer(&mut self, number: u64) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        let runs = held.handler == HandlerIs::Running && !held.is_lost;
+        let extend = (held.extends && held.extending.is_none()).then_some(held.extend_at);
+        let until = (held.running.told().is_none()).then_some(held.until);
+        let at = extend.into_iter().chain(until).min().filter(|_| runs);
+        if let Some(before) = std::mem::replace(&mut held.timer, at) {
+            self.timers.remove(&(before, number));
+        }
+        if let Some(at) = at {
+            self.timers.insert((at, number));
+        }
+    }
+}
+
+fn lost() -> Error {
+    Error::refused(grpc::Error {
+        code: "stale_token".into(),
+        message: "the task is this worker's no more".into(),
+        ..grpc::Error::default()
+    })
+}
+
+#[cfg(test)]
+mod tests;

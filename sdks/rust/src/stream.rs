@@ -1,0 +1,474 @@
+//! The Work stream: one thread with a small runtime of its own, apart from the handlers.
+//!
+//! It connects to any address, says hello, grants credit, takes tasks, sends outcomes and beats, and connects
+//! again when the connection breaks, with the same session. A handler that blocks its thread for a minute therefore
+//! keeps its claim. What is held is in `claims.rs`; this file decides when to say what.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng as _;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+use wire::grpc;
+use wire::grpc::ServerMessage;
+use wire::grpc::server_message::Message as FromServer;
+use wire::grpc::worker_message::Message as FromWorker;
+
+use crate::claims::{Claims, Hold};
+use crate::client::{Backoff, Grpc};
+use crate::context::{Context, Line, Running};
+use crate::error::{Error, TaskError, is_elsewhere};
+use crate::hello::{End, Open, of_error, open};
+use crate::hub::Hub;
+use crate::phase::{OnStream, Phase};
+use crate::running::Wish;
+use crate::task::RawTask;
+use crate::worker::{Report, Setup};
+
+/// A beat that is not answered within this means that nobody is there: soon enough to be heard elsewhere before
+/// the claims are freed.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// A connection that broke is made again within this the first time.
+const REDIAL_WITHIN: Duration = Duration::from_millis(20);
+/// How long leaving may take, after the last handler.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A node that could do nothing for so long is left for another.
+const UNAVAILABLE_MAX: Duration = Duration::from_secs(3);
+/// A claim is supposed to hold so long when nothing is known about it.
+const HOLD_DEFAULT: Duration = Duration::from_secs(30);
+/// No claim holds shorter.
+const HOLD_MIN: Duration = Duration::from_millis(100);
+
+/// A worker's stream over all its connections.
+pub(crate) struct Stream {
+    setup: Arc<Setup>,
+    hub: Arc<Hub>,
+    wish: watch::Receiver<Wish>,
+    report: watch::Sender<Report>,
+    claims: Claims,
+    phase: Phase,
+    session: String,
+    on: OnStream,
+    next_number: u64,
+}
+
+impl Stream {
+    pub(crate) fn new(
+        setup: Arc<Setup>,
+        hub: Arc<Hub>,
+        wish: watch::Receiver<Wish>,
+        report: watch::Sender<Report>,
+    ) -> Stream {
+        let claims = Claims::new(setup.metrics.clone());
+        let (session, on) = (String::new(), OnStream::default());
+        Stream { setup, hub, wish, report, claims, phase: Phase::Running, session, on, next_number: 0 }
+    }
+
+    /// Works until the worker has left, or was refused.
+    pub(crate) async fn run(mut self) -> Result<(), Error> {
+        let mut backoff = Backoff::default();
+        let mut index = self.setup.client.lines.any();
+        loop {
+            let setup = self.setup.clone();
+            let opened = match self.meanwhile(open(setup, self.session.clone(), index)).await {
+                Some(opened) => opened,
+                None => return Ok(()),
+            };
+            let was_open = opened.is_ok();
+            let end = match opened {
+                Ok(open) => {
+                    index = open.index;
+                    backoff.reset();
+                    self.work(open).await
+                }
+                Err(end) => end,
+            };
+            let reason = match end {
+                End::Left => return Ok(()),
+                End::Refused(error) => {
+                    self.claims.lose_all();
+                    return Err(error);
+                }
+                End::SessionOver(reason) => {
+                    self.session.clear();
+                    self.claims.lose_all();
+                    reason
+                }
+                End::Broken(reason) => reason,
+            };
+            self.on = OnStream::default();
+            tracing::info!(reason, "the stream to the server broke: connecting again");
+            self.report.send_modify(|report| report.connected_to = None);
+            index = self.setup.client.lines.after(index);
+            let pause = match was_open {
+                true => rand::rng().random_range(Duration::ZERO..REDIAL_WITHIN),
+                false => backoff.next(),
+            };
+            if self.meanwhile(sleep(pause)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for `what` while the handlers go on and time passes. Nothing when there is no more reason to wait.
+    async fn meanwhile<R>(&mut self, what: impl Future<Output = R>) -> Option<R> {
+        tokio::pin!(what);
+        loop {
+            self.take_inbox();
+            let now = Instant::now();
+            self.pass_time(now);
+            if let Phase::Leaving { give_up_at } = self.phase
+                && (now >= give_up_at || self.claims.is_settled())
+            {
+                if !self.claims.is_settled() {
+                    tracing::warn!("the worker leaves, and no server took its last outcomes");
+                }
+                return None;
+            }
+            let next = self.next_time();
+            tokio::select! {
+                result = &mut what => return Some(result),
+                () = self.hub.news() => {}
+                () = at(next) => {}
+                () = changed(&mut self.wish) => {}
+            }
+        }
+    }
+
+    /// Works on one stream until it ends.
+    async fn work(&mut self, open: Open) -> End {
+        let Open { grpc, to_server, mut from_server, address, welcome, .. } = open;
+        self.welcomed(&welcome, &address, grpc);
+        loop {
+            self.take_inbox();
+            let now = Instant::now();
+            self.pass_time(now);
+            if self.on.unanswered_since.is_some_and(|since| now >= since + ANSWER_TIMEOUT) {
+                return End::Broken(format!("{address} does not answer beats"));
+            }
+            if let Phase::Leaving { give_up_at } = self.phase
+                && now >= give_up_at
+            {
+                return End::Left;
+            }
+            let has_words = self.has_words(now);
+            let next = self.next_time();
+            tokio::select! {
+                permit = to_server.reserve(), if has_words => {
+                    let Ok(permit) = permit else { return End::Broken("the connection is gone".into()) };
+                    permit.send(self.next_words(now));
+                    while self.has_words(now) && let Ok(permit) = to_server.try_reserve() {
+                        permit.send(self.next_words(now));
+                    }
+                }
+                message = from_server.message() => match message {
+                    Ok(Some(ServerMessage { message: Some(message) })) => {
+                        if let Some(end) = self.heard(message) {
+                            return end;
+                        }
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) if self.on.said_goodbye && self.claims.is_settled() => return End::Left,
+                    Ok(None) => return End::Broken(format!("{address} ended the stream")),
+                    Err(status) => return of_error(&Error::of_status(&status, &address)),
+                },
+                () = self.hub.news() => {}
+                () = at(next) => {}
+                () = changed(&mut self.wish) => {}
+            }
+        }
+    }
+
+    /// The server took us in.
+    fn welcomed(&mut self, welcome: &grpc::Welcome, address: &str, grpc: Grpc) {
+        let had_session = !self.session.is_empty();
+        tracing::info!(address, session = welcome.session, resumed = welcome.resumed, "connected");
+        self.setup.metrics.connected(address);
+        if had_session && !welcome.resumed {
+            self.claims.lose_all();
+        }
+        self.session.clone_from(&welcome.session);
+        self.claims.send_again();
+        let or = |millis: u64, default: Duration| match millis {
+            0 => default,
+            millis => Duration::from_millis(millis),
+        };
+        self.on = OnStream {
+            outcomes_max: (welcome.outcomes_max.max(1)) as usize,
+            beat: or(welcome.beat_ms, self.setup.beat).min(self.setup.beat),
+            idle_beat: or(welcome.idle_beat_ms, self.setup.beat),
+            // What we hold is told at once, so that both sides agree.
+            beat_at: Some(Instant::now()),
+            grpc: Some(grpc),
+            is_drain_known: welcome.state != "running",
+            ..OnStream::default()
+        };
+        self.report.send_modify(|report| {
+            report.connected_to = Some(address.to_owned());
+            report.session.clone_from(&welcome.session);
+        });
+        self.asked(&welcome.state);
+    }
+
+    /// What handlers said.
+    fn take_inbox(&mut self) {
+        let inbox = self.hub.take();
+        for wish in inbox.extends {
+            self.claims.wish(wish);
+        }
+        for number in inbox.progress {
+            self.claims.note(number);
+        }
+        for ended in inbox.ended {
+            self.claims.end(ended.number, ended.outcome);
+        }
+    }
+
+    /// Does what is due, and goes on to the next phase.
+    fn pass_time(&mut self, now: Instant) {
+        self.claims.due(now);
+        let wish = *self.wish.borrow_and_update();
+        match wish {
+            Wish::Run => {}
+            Wish::Drain if self.phase == Phase::Running => {
+                self.phase = Phase::Draining { cancel_at: Some(now + self.setup.grace) };
+            }
+            Wish::Drain => {
+                // A person asked before; from now on there is a limit.
+                if self.phase == (Phase::Draining { cancel_at: None }) {
+                    self.phase = Phase::Draining { cancel_at: Some(now + self.setup.grace) };
+                }
+            }
+            Wish::Stop => self.stop(now),
+        }
+        if let Phase::Draining { cancel_at: Some(at) } = self.phase
+            && now >= at
+        {
+            tracing::warn!(
+                running = self.claims.executing(),
+                "the grace is used up: telling handlers to stop"
+            );
+            self.claims.cancel_all();
+            self.phase = Phase::Cancelling { release_at: now + self.setup.cancel_grace };
+        }
+        if let Phase::Cancelling { release_at } = self.phase
+            && now >= release_at
+        {
+            self.stop(now);
+        }
+        if matches!(self.phase, Phase::Draining { .. } | Phase::Cancelling { .. })
+            && self.claims.executing() == 0
+        {
+            self.phase = Phase::Leaving { give_up_at: now + LEAVE_TIMEOUT };
+        }
+        if self.phase != Phase::Running {
+            self.make_drain_known();
+        }
+        let phase = self.phase.as_str();
+        self.report.send_if_modified(|report| std::mem::replace(&mut report.state, phase) != phase);
+    }
+
+    /// Credit that is open cannot be taken back: the server is asked to push nothing more, whatever the credit.
+    fn make_drain_known(&mut self) {
+        if self.on.is_drain_known {
+            return;
+        }
+        if let Some(mut grpc) = self.on.grpc.clone() {
+            self.on.is_drain_known = true;
+            let request = grpc::WorkerIdRequest { id: self.setup.name.clone() };
+            // Not answered, or refused: what is pushed is given back at once.
+            tokio::spawn(async move { drop(grpc.drain_worker(request).await) });
+        }
+    }
+
+    /// Gives back all that runs, at once.
+    fn stop(&mut self, now: Instant) {
+        if !matches!(self.phase, Phase::Leaving { .. }) {
+            if self.claims.executing() > 0 {
+                tracing::warn!(running = self.claims.executing(), "giving back what still runs");
+            }
+            self.claims.release_all();
+            self.phase = Phase::Leaving { give_up_at: now + LEAVE_TIMEOUT };
+        }
+    }
+
+    /// What a server asks of the worker.
+    fn asked(&mut self, state: &str) {
+        match state {
+            "draining" if self.phase == Phase::Running => {
+                tracing::info!("asked to drain");
+                self.on.is_drain_known = true;
+                self.phase = Phase::Draining { cancel_at: None };
+            }
+            "stopping" => {
+                tracing::info!("asked to stop");
+                self.stop(Instant::now());
+            }
+            _ => {}
+        }
+    }
+
+    /// A message of the server.
+    fn heard(&mut self, message: FromServer) -> Option<End> {
+        let now = Instant::now();
+        match message {
+            FromServer::Tasks(tasks) => {
+                self.on.unavailable_since = None;
+                for claim in tasks.claims {
+                    self.begin(claim, now);
+                }
+            }
+            FromServer::Results(results) => {
+                for result in results.results {
+                    self.claims.answered(result, now);
+                }
+            }
+            FromServer::Beat(answer) => {
+                self.on.unanswered_since = None;
+                for task in &answer.cancel {
+                    self.claims.cancel(&task.id, task.fence);
+                }
+                for task in &answer.lost {
+                    self.claims.lose(&task.id, task.fence);
+                }
+                self.asked(&answer.state);
+            }
+            FromServer::Drain(_) => self.asked("draining"),
+            FromServer::Stop(_) => self.asked("stopping"),
+            FromServer::Cancel(cancel) => self.claims.cancel(&cancel.id, cancel.fence),
+            FromServer::Error(error) => return self.heard_error(error, now),
+            FromServer::Welcome(_) => {}
+        }
+        None
+    }
+
+    /// Something did not work at the server. It goes on by itself, unless it does not for long.
+    fn heard_error(&mut self, error: grpc::Error, now: Instant) -> Option<End> {
+        let since = *self.on.unavailable_since.get_or_insert(now);
+        let is_node = is_elsewhere(&error.code) && now >= since + UNAVAILABLE_MAX;
+        let error = Error::refused(error);
+        if error.code() == Some("unknown_worker") || is_node {
+            return Some(match of_error(&error) {
+                End::Refused(error) => End::Broken(error.to_string()),
+                end => end,
+            });
+        }
+        if since == now {
+            tracing::warn!(%error, "the server has trouble");
+        }
+        None
+    }
+
+    /// A task was pushed: its handler begins.
+    fn begin(&mut self, claim: grpc::Claim, now: Instant) {
+        self.on.received += 1;
+        // One who held nothing beats sooner from now on.
+        self.on.beat_at = self.on.beat_at.map(|at| at.min(now + self.on.beat));
+        self.on.credit = self.on.credit.saturating_sub(1);
+        let handler = self.setup.handler(&claim.kind);
+        let own = handler.as_ref().and_then(|handler| handler.hold);
+        let known = own.or(self.setup.hold);
+        let hold = Hold {
+            hold: known.unwrap_or_else(|| hold_of(&claim)),
+            is_sure: known.is_some(),
+            extends: handler.as_ref().is_none_or(|handler| handler.extends),
+            is_news: own.is_some() && own != self.setup.hold,
+        };
+        let token = claim.token.clone();
+        let task = RawTask::of(claim);
+        self.next_number += 1;
+        let line = Line::Worker(self.hub.clone());
+        let running = Arc::new(Running::new(self.next_number, &task, self.setup.states.clone(), line));
+        self.hub.begin(running.clone());
+        self.claims.begin(running.clone(), token, hold, now);
+        if self.phase != Phase::Running {
+            // It was on its way when we stopped.
+            return self.hub.end(self.next_number, Err(TaskError::release("the worker stops")));
+        }
+        let work = crate::worker::work(self.setup.clone(), self.hub.clone(), handler, task, Context(running));
+        let spawned = self.setup.runtime.spawn(work);
+        self.claims.set_abort(self.next_number, spawned.abort_handle());
+    }
+
+    /// Room for more tasks that the server does not know of.
+    fn more(&self) -> u32 {
+        // Outcomes that wait for their answers are held back first: a server that is behind gets no more to do.
+        let is_behind = self.claims.unanswered() > self.on.outcomes_max / 2;
+        if self.phase != Phase::Running || is_behind {
+            return 0;
+        }
+        self.setup.slots.saturating_sub(self.claims.executing() as u32 + self.on.credit)
+    }
+
+    fn may_send_outcomes(&self) -> bool {
+        self.claims.has_outcomes() && self.claims.unanswered() < self.on.outcomes_max
+    }
+
+    /// Only when all is answered: what cannot be taken now is asked again before.
+    fn may_say_goodbye(&self) -> bool {
+        matches!(self.phase, Phase::Leaving { .. }) && !self.on.said_goodbye && self.claims.is_settled()
+    }
+
+    /// Whether there is something to say now.
+    fn has_words(&self, now: Instant) -> bool {
+        !self.on.said_goodbye
+            && (self.is_beat_due(now)
+                || self.may_send_outcomes()
+                || self.more() > 0
+                || self.may_say_goodbye())
+    }
+
+    fn is_beat_due(&self, now: Instant) -> bool {
+        self.on.beat_at.is_some_and(|at| at <= now)
+    }
+
+    /// The next thing to say, of which there is one.
+    fn next_words(&mut self, now: Instant) -> grpc::WorkerMessage {
+        let message = if self.is_beat_due(now) {
+            let every = if self.claims.is_empty() { self.on.idle_beat } else { self.on.beat };
+            self.on.beat_at = Some(now + every);
+            self.on.unanswered_since.get_or_insert(now);
+            FromWorker::Beat(grpc::HeldTasks { held: self.claims.listed(), received: Some(self.on.received) })
+        } else if self.may_send_outcomes() {
+            let room = self.on.outcomes_max - self.claims.unanswered();
+            FromWorker::Outcomes(grpc::Outcomes { outcomes: self.claims.outcomes(room, now) })
+        } else if let more @ 1.. = self.more() {
+            self.on.credit += more;
+            FromWorker::Credit(grpc::Credit { more })
+        } else {
+            self.on.said_goodbye = true;
+            FromWorker::Goodbye(grpc::Goodbye {})
+        };
+        grpc::WorkerMessage { message: Some(message) }
+    }
+
+    /// When to look again though nothing happens.
+    fn next_time(&self) -> Option<Instant> {
+        let silence = self.on.unanswered_since.map(|since| since + ANSWER_TIMEOUT);
+        [self.phase.ends_at(), silence, self.on.beat_at, self.claims.next_due()].into_iter().flatten().min()
+    }
+}
+
+/// How long a claim seems to hold: its deadline is by the server's clock, which may be another than ours, so no
+/// more than what queues hold by default is believed.
+fn hold_of(claim: &grpc::Claim) -> Duration {
+    let deadline = claim.deadline.and_then(|deadline| std::time::SystemTime::try_from(deadline).ok());
+    let hold = deadline.and_then(|deadline| deadline.duration_since(std::time::SystemTime::now()).ok());
+    hold.map_or(HOLD_DEFAULT, |hold| hold.clamp(HOLD_MIN, HOLD_DEFAULT))
+}
+
+/// Returns then; never without a time.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns when there is a new wish; never when nobody can wish any more.
+async fn changed(wish: &mut watch::Receiver<Wish>) {
+    if wish.changed().await.is_err() {
+        std::future::pending().await
+    }
+}

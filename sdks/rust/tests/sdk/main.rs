@@ -1,0 +1,10 @@
+//! The SDK against a whole server in this process.
+#![allow(clippy::unwrap_used)]
+
+mod connections;
+mod inline;
+mod lifecycle;
+mod outcomes;
+mod running;
+mod stopping;
+mod support;
