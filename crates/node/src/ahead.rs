@@ -3,7 +3,7 @@
 //! Who waits would otherwise hear of the task when it is committed, and ask for it with an entry of its own:
 //! twice the way to a quorum's disks. So the enqueue, once its command is in the shard's inbox, makes the
 //! claims of those who wait right behind it. They are claims like all others: the shard gives them whatever is
-//! next, or nothing when the task was refused or must wait, and then who waits stands in line as before.
+//! next, or nothing when the task was refused, and then who waits stands in line as before.
 //!
 //! Next: `waiting.rs`, where the answer arrives.
 
@@ -30,7 +30,7 @@ impl Inner {
             return awaited;
         }
         let mut left = AHEAD_MAX;
-        for task in tasks.iter().filter(|task| task.start == Start::Now) {
+        for task in tasks.iter().filter(|task| is_sure_to_be_ready(task)) {
             match awaited.iter_mut().find(|(queue, _)| *queue == task.queue) {
                 Some((_, count)) => *count += 1,
                 None if self.lines.has_waiters(&task.queue) && !self.is_paused(&task.queue) => {
@@ -61,6 +61,13 @@ impl Inner {
             }
         }
     }
+}
+
+/// Whether nothing can keep a task from being ready when it is enqueued: a claim that comes to nothing has no
+/// business in the log.
+fn is_sure_to_be_ready(task: &NewTask) -> bool {
+    let is_free = task.order_key.is_none() && task.dedup.is_none() && task.unique.is_none();
+    is_free && task.start == Start::Now
 }
 
 /// The same claim, with its command in the inbox.

@@ -98,9 +98,11 @@ impl Waiter {
         }
     }
 
-    /// Whether it would accept an offer now.
-    fn is_open(&self) -> bool {
-        matches!(*self.hand.lock(), Hand::Empty)
+    /// Whether a claim may be made in its name: not when an offer of another of its queues was faster, and not
+    /// when what it has gone without hearing of would be kept for it until a deadline.
+    fn may_be_asked_for(&self) -> bool {
+        let is_given_back = self.ask.as_ref().is_none_or(|ask| ask.gives_back());
+        is_given_back && matches!(*self.hand.lock(), Hand::Empty)
     }
 
     /// Takes the offer, if there is one.
@@ -191,16 +193,17 @@ impl Line {
     /// Promises `count` tasks that `shard` is about to have to those who wait, in the order of their tickets.
     fn ahead(&mut self, queue: &QueueName, shard: ShardId, count: u32) -> Vec<(Arc<Waiter>, Share)> {
         let (mut first, mut left) = (Vec::new(), count);
-        while left > 0
-            && let Some((_, waiter)) = self.waiters.pop_first()
-        {
-            // Another of its queues may have been faster.
-            if waiter.is_open() {
-                let count = waiter.want.min(left);
-                left -= count;
-                *self.promised.entry(shard).or_default() += count;
-                first.push((waiter, Share { queue: queue.clone(), shard, count }));
+        for waiter in self.waiters.values().filter(|waiter| waiter.may_be_asked_for()) {
+            if left == 0 {
+                break;
             }
+            let count = waiter.want.min(left);
+            left -= count;
+            first.push((waiter.clone(), Share { queue: queue.clone(), shard, count }));
+        }
+        for (waiter, share) in &first {
+            self.waiters.remove(&waiter.ticket);
+            *self.promised.entry(shard).or_default() += share.count;
         }
         first
     }

@@ -592,6 +592,11 @@ impl Ask {
         if self.call.wait.0 > 0 { LEADER_WAIT_IN_LINE } else { LEADER_WAIT }
     }
 
+    /// Whether claims that its caller did not hear of are given back before their deadline.
+    pub(crate) fn gives_back(&self) -> bool {
+        self.request.is_none() || self.session.is_some()
+    }
+
     fn keep(&self) -> Keep {
         Keep { repeatable: self.request.is_some(), session: self.session.clone() }
     }
