@@ -239,7 +239,7 @@ async fn a_broken_stream_frees_its_claims_within_a_second() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_that_were_never_sent_are_given_back_without_an_attempt() {
-    const TASKS: u64 = 60;
+    const TASKS: u64 = 120;
     let harness = start().await;
     let payload = "x".repeat(100 * 1024);
     for _ in 0..TASKS {
@@ -251,11 +251,11 @@ async fn tasks_that_were_never_sent_are_given_back_without_an_attempt() {
     // It reads nothing: what does not fit into the connection waits in the server.
     drop(worker);
     until_depth(&harness, "ready", TASKS).await;
-    let tasks = harness.get("/v1/tasks?queue=mail&limit=100").await.expect(200).json;
+    let tasks = harness.get("/v1/tasks?queue=mail&limit=200").await.expect(200).json;
     let tasks = tasks["tasks"].as_array().unwrap();
     let untouched = tasks.iter().filter(|task| task["attempt"] == 0).count();
-    // The first message, with what one shard gave at once, may be on its way.
-    assert!(untouched >= TASKS as usize / 4, "only {untouched} of {TASKS} were given back");
+    // The first messages may be on their way.
+    assert!(untouched >= TASKS as usize / 2, "only {untouched} of {TASKS} were given back");
     harness.stop().await;
 }
 
