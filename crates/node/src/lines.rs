@@ -22,6 +22,8 @@ use crate::waiting::Ask;
 
 /// So much older must a task of a shard that is led elsewhere be, to come before one that is led here.
 const LOCAL_FIRST: Millis = Millis(50);
+/// How many of a line are looked at for what is about to come: the first, not all.
+const AHEAD_LOOKS_MAX: usize = 100;
 /// Locks over which the queues are spread.
 const STRIPES: usize = 64;
 
@@ -193,7 +195,8 @@ impl Line {
     /// Promises `count` tasks that `shard` is about to have to those who wait, in the order of their tickets.
     fn ahead(&mut self, queue: &QueueName, shard: ShardId, count: u32) -> Vec<(Arc<Waiter>, Share)> {
         let (mut first, mut left) = (Vec::new(), count);
-        for waiter in self.waiters.values().filter(|waiter| waiter.may_be_asked_for()) {
+        let looked_at = self.waiters.values().take(AHEAD_LOOKS_MAX);
+        for waiter in looked_at.filter(|waiter| waiter.may_be_asked_for()) {
             if left == 0 {
                 break;
             }

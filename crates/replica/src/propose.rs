@@ -41,6 +41,8 @@ const CROWD_MIN: usize = 8;
 const CROWD_PART: usize = 75;
 /// How long it waits at most, as far as timers can tell.
 const COMPANY_WAIT: Duration = Duration::from_millis(1);
+/// Callers that did not come again for so long are not waited for.
+const CROWD_AGE_MAX: Duration = Duration::from_millis(10);
 /// Bytes of an entry that a single large command may make: a whole request, and what encoding adds. An
 /// entry that the log refused would end the group.
 const ENTRY_BYTES_LIMIT: usize = REQUEST_BYTES_MAX + 8 * 1024 * 1024;
@@ -344,9 +346,12 @@ async fn make_entries<M: Codec>(
     mut stop: watch::Receiver<bool>,
 ) {
     let room = Arc::new(Semaphore::new(ENTRIES_IN_FLIGHT_MAX));
-    // How many calls the last entry had.
-    let mut last = 0;
+    // How many calls the last entry had, and when it was made.
+    let (mut last, mut made) = (0, Instant::now());
     while gatherer.any(&mut stop).await {
+        if made.elapsed() > CROWD_AGE_MAX {
+            last = 0;
+        }
         let is_small = last + gatherer.waiting() <= SMALL_CALLS_MAX;
         let share = if is_small || is_alone(raft) { 1 } else { ENTRIES_IN_FLIGHT_MAX as u32 };
         let permit = loop {
@@ -362,7 +367,7 @@ async fn make_entries<M: Codec>(
             gatherer.company(crowd * CROWD_PART / 100).await;
         }
         let parts = gatherer.gather();
-        last = parts.len();
+        (last, made) = (parts.len(), Instant::now());
         if !parts.is_empty() {
             propose(raft, &shared.stamper, parts, permit).await;
         }

@@ -259,6 +259,18 @@ impl Rig {
         (answer.status == 200).then_some(answer.body)
     }
 
+    /// Voters by shard, as a node sees them.
+    pub(crate) fn voters(&self, n: usize) -> BTreeMap<u64, Vec<u64>> {
+        let shards =
+            self.cluster(n).map_or_else(Vec::new, |cluster| cluster["shards"].as_array().unwrap().clone());
+        let voters_of = |shard: &Value| {
+            let replicas = shard["replicas"].as_array().unwrap().iter();
+            let voters = replicas.filter(|replica| replica["role"] == "voter");
+            (shard["id"].as_u64().unwrap(), voters.map(|replica| replica["node"].as_u64().unwrap()).collect())
+        };
+        shards.iter().map(voters_of).collect()
+    }
+
     /// The leader of every group as its place here, if all nodes that are up agree on it, are ready, and exactly one
     /// says of itself that it leads. What is missing otherwise.
     pub(crate) fn leaders(&self) -> Result<BTreeMap<u16, usize>, String> {

@@ -1,6 +1,5 @@
 //! Nodes that have not heard of each other: one that was away while the cluster changed, one that joins with a short list.
 
-use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -8,20 +7,8 @@ use serde_json::{Value, json};
 
 use crate::rig::{PATIENCE, Rig, until};
 
-/// Who votes in each shard, as a node sees it.
-fn voters(rig: &Rig, n: usize) -> BTreeMap<u64, Vec<u64>> {
-    let shards =
-        rig.cluster(n).map_or_else(Vec::new, |cluster| cluster["shards"].as_array().unwrap().clone());
-    let voters_of = |shard: &Value| {
-        let replicas = shard["replicas"].as_array().unwrap().iter();
-        let voters = replicas.filter(|replica| replica["role"] == "voter");
-        (shard["id"].as_u64().unwrap(), voters.map(|replica| replica["node"].as_u64().unwrap()).collect())
-    };
-    shards.iter().map(voters_of).collect()
-}
-
 fn vote_everywhere(rig: &Rig, n: usize, nodes: &[u64]) -> bool {
-    let voters = voters(rig, n);
+    let voters = rig.voters(n);
     voters.len() == 4 && voters.values().all(|voters| voters == nodes)
 }
 

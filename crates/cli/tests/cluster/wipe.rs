@@ -52,18 +52,6 @@ fn groups(rig: &Rig, n: usize) -> Option<BTreeMap<u16, GroupView>> {
     Some(groups.into_iter().map(|group| (group.id, group)).collect())
 }
 
-/// Voters by shard, as a node sees them.
-fn voters(rig: &Rig, n: usize) -> BTreeMap<u64, Vec<u64>> {
-    let shards =
-        rig.cluster(n).map_or_else(Vec::new, |cluster| cluster["shards"].as_array().unwrap().clone());
-    let voters_of = |shard: &Value| {
-        let replicas = shard["replicas"].as_array().unwrap().iter();
-        let voters = replicas.filter(|replica| replica["role"] == "voter");
-        (shard["id"].as_u64().unwrap(), voters.map(|replica| replica["node"].as_u64().unwrap()).collect())
-    };
-    shards.iter().map(voters_of).collect()
-}
-
 #[test]
 fn a_wiped_node_rejoins_under_load_and_votes_only_when_it_has_caught_up() {
     let _alone = crate::alone();
@@ -98,7 +86,7 @@ fn a_wiped_node_rejoins_under_load_and_votes_only_when_it_has_caught_up() {
     assert!(seen_learning, "it was never seen to learn: is the transfer watched at all?");
     rig.await_leaders(PATIENCE);
     until("its old life has no vote any more", || {
-        let votes = voters(&rig, other);
+        let votes = rig.voters(other);
         votes.len() == 4 && votes.values().all(|voters| voters == &[1, 2, 3])
     });
     // Now another one may go: what was copied counts.
@@ -159,7 +147,7 @@ fn a_node_wiped_while_the_second_is_down_and_the_third_lags_loses_nothing() {
             assert_eq!((task.status, &task.body["state"]), (200, &json!("ready")), "P1: {n}: {task:?}");
         }
         until("the wiped node votes again", || {
-            let all = voters(&rig, 1);
+            let all = rig.voters(1);
             all.len() == 4
                 && all.values().all(|voters| voters == &[1, 2, 3])
                 && groups(&rig, 0).is_some_and(|groups| groups.values().all(|group| group.role != "learner"))
@@ -197,11 +185,11 @@ fn a_fourth_node_joins_one_leaves_and_the_votes_follow_under_load() {
     };
     let began = Instant::now();
     until("the fourth has its share of votes", || {
-        let votes = voters(&rig, fourth);
+        let votes = rig.voters(fourth);
         // Of 15 votes in five groups it gets three or four, and may have one of them in the catalog.
         three_each(&votes) && votes_of(&votes, 4) >= 2
     });
-    println!("the fourth has its share after {:?}: {:?}", began.elapsed(), voters(&rig, fourth));
+    println!("the fourth has its share after {:?}: {:?}", began.elapsed(), rig.voters(fourth));
     let (leaving, _) = rig.busiest();
     let number = rig.nodes[leaving].number;
     let began = Instant::now();
@@ -212,7 +200,7 @@ fn a_fourth_node_joins_one_leaves_and_the_votes_follow_under_load() {
     rig.stop(leaving);
     let left: Vec<u64> = (1..=4).filter(|other| *other != number).collect();
     let stay = rig.up()[0];
-    until("three vote everywhere", || voters(&rig, stay).values().all(|voters| *voters == left));
+    until("three vote everywhere", || rig.voters(stay).values().all(|voters| *voters == left));
     rig.await_leaders(PATIENCE);
     // One more may go now, and all is still there.
     let next = rig.up().into_iter().find(|&n| n != fourth).unwrap();

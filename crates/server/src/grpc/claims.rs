@@ -7,7 +7,6 @@ use model::limits;
 use node::call::Claim;
 use tonic::Response;
 use wire::grpc;
-use wire::http::Problem;
 use wire::http::parse::check_at_most;
 use wire::http::settle::check_not_empty;
 use wire::http::task::ClaimsQuery;
@@ -19,7 +18,7 @@ use crate::app::App;
 use crate::http::claim::Ask;
 use crate::http::claims_body::Undelivered as Fate;
 use crate::http::enqueue::nth;
-use crate::http::settle::{Answers, Claimed, ack_and_claim};
+use crate::http::settle::{Answers, ack_and_claim, told};
 use crate::http::tasks;
 use crate::reply::Indexes;
 
@@ -146,17 +145,6 @@ pub(super) async fn settle(app: &App, request: grpc::SettleRequest) -> Answered<
 
 fn one<T>(mut answers: Answers<T>) -> Result<node::call::Answer<T>, node::Error> {
     answers.pop().expect("one call has one outcome")
-}
-
-/// What was claimed; an error is part of the answer.
-fn told(claimed: Claimed, indexes: &mut Indexes) -> (Vec<Claim>, Option<Problem>) {
-    match claimed {
-        Ok(answer) => {
-            indexes.add(&answer.indexes);
-            (answer.value, None)
-        }
-        Err(refusal) => (Vec::new(), Some(refusal.into_problem())),
-    }
 }
 
 pub(super) async fn list(app: &App, request: grpc::ListClaimsRequest) -> Answered<grpc::ListClaimsReply> {

@@ -136,7 +136,7 @@ pub(crate) async fn ack_and_claim(app: &App, calls: Vec<AckCall>, ask: Ask) -> (
 }
 
 /// What was claimed; an error is part of the answer.
-fn told(claimed: Claimed, indexes: &mut Indexes) -> (Vec<Claim>, Option<Problem>) {
+pub(crate) fn told(claimed: Claimed, indexes: &mut Indexes) -> (Vec<Claim>, Option<Problem>) {
     match claimed {
         Ok(answer) => {
             indexes.add(&answer.indexes);
