@@ -45,6 +45,11 @@ fn rounds(short: usize, long: usize) -> usize {
     if std::env::var("WINDLASS_FAULTS").is_ok_and(|form| form == "long") { long } else { short }
 }
 
+/// The most that something may take: `make test` shares its processors with other tests and allows five times that.
+fn most(limit: std::time::Duration) -> std::time::Duration {
+    limit * rounds(5, 1) as u32
+}
+
 /// Says aloud, also when output is captured, that something was not tried here.
 fn skip(test: &str, why: &str) {
     use std::io::Write as _;

@@ -124,9 +124,9 @@ fn alone(site: &mut Site, choose: impl Fn(&mut Site) -> usize) {
     check::nothing_failed(&history);
     await_same(&site.rig);
     let (_, worst) = report("without successful writes after a cut", &mut outages);
-    assert!(worst <= OUTAGE_MAX, "{worst:?}");
+    assert!(worst <= crate::most(OUTAGE_MAX), "{worst:?}");
     let (_, worst) = report("a refusal of the node that is alone", &mut refusals);
-    assert!(worst <= REFUSAL_MAX, "{worst:?}");
+    assert!(worst <= crate::most(REFUSAL_MAX), "{worst:?}");
 }
 
 /// A task of another queue; its path.
@@ -158,7 +158,7 @@ fn refused(address: SocketAddr, kept: &str, cut: Instant) -> Vec<Duration> {
             match answer.status {
                 // The two seconds of a claim that waits begin when the node knows.
                 503 if body.contains("wait_ms") && sent - cut < NOTICED => {
-                    assert!(sent.elapsed() <= NOTICED + REFUSAL_MAX, "{what}");
+                    assert!(sent.elapsed() <= crate::most(NOTICED + REFUSAL_MAX), "{what}");
                 }
                 503 => {
                     took.push(sent.elapsed());
@@ -171,7 +171,7 @@ fn refused(address: SocketAddr, kept: &str, cut: Instant) -> Vec<Duration> {
                 }
                 504 if sent - cut < ON_ITS_WAY => {
                     println!("outcome unknown after {:?}: {what}", sent.elapsed());
-                    assert!(sent.elapsed() <= UNKNOWN_MAX, "{what}");
+                    assert!(sent.elapsed() <= crate::most(UNKNOWN_MAX), "{what}");
                 }
                 _ => panic!("{what}"),
             }
@@ -224,7 +224,7 @@ fn two_nodes_that_see_only_the_third_stop_nothing() {
     await_same(&site.rig);
     report("without successful writes by clients that try all nodes in turn", &mut through_all);
     let (_, worst) = report("a write by way of the node that sees both", &mut through_third);
-    assert!(worst <= OUTAGE_MAX, "{worst:?}");
+    assert!(worst <= crate::most(OUTAGE_MAX), "{worst:?}");
 }
 
 /// Writes by way of one node until then, to every shard; how long each took, with all its repeats.

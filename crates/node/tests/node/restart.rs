@@ -177,7 +177,7 @@ fn a_session_that_a_restart_interrupted_is_resumed_by_a_beat_or_ends_in_silence(
             depth(node, "mail", StateKind::Ready).await == 1
         })
         .await;
-        assert!(since.elapsed() < Duration::from_millis(3_500), "{:?}", since.elapsed());
+        assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
         assert!(node.beat(&worker("silent"), silent, Vec::new()).await.is_err());
         assert_eq!(ack(node, &held[0]).await.unwrap().state, StateKind::Done);
         node.stop().await.unwrap();

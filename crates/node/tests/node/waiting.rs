@@ -20,7 +20,7 @@ async fn a_waiting_claim_is_woken_by_an_enqueue() {
     let id = enqueue(&node, task("mail")).await;
     let claims = waiting.await.unwrap();
     assert_eq!(claims[0].id, id);
-    assert!(since.elapsed() < Duration::from_secs(2));
+    assert!(since.elapsed() < Duration::from_secs(10));
     assert_eq!(node.waiting_claims(), 0);
     node.stop().await.unwrap();
 }

@@ -45,7 +45,7 @@ async fn a_claim_that_waits_anywhere_gets_a_task_of_any_shard() {
             let id = enqueue(cluster.node(1), task_in("mail", shard)).await;
             let claims = waiting.await.unwrap();
             assert_eq!(claims.iter().map(|claim| claim.id).collect::<Vec<_>>(), [id]);
-            assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+            assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
             ack(node, &claims[0]).await;
         }
     }

@@ -105,14 +105,14 @@ async fn without_a_quorum_a_node_says_so_in_time_and_still_shows_what_it_has() {
     eventually("it is noticed", || async {
         let since = Instant::now();
         let refused = node.task(id, Millis(0), Freshness::Linearizable).await;
-        assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
+        assert!(since.elapsed() < Duration::from_secs(6), "{:?}", since.elapsed());
         refused.is_err_and(|error| error == Error::Unavailable)
     })
     .await;
     let since = Instant::now();
     let refused = node.enqueue(vec![task_in("mail", id.shard())], false).await.unwrap_err();
     assert!(matches!(refused, Error::Unavailable), "{refused}");
-    assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_secs(6), "{:?}", since.elapsed());
     node.task(id, Millis(0), Freshness::Stale).await.unwrap();
     let refused = node.claim(claim_call("mail", 1, Millis(500))).await.unwrap_err();
     assert_eq!(refused, Error::Unavailable, "nobody here knows that there is nothing");
@@ -134,11 +134,11 @@ async fn a_claim_at_a_node_that_is_cut_off_is_sent_elsewhere_and_served_when_the
         assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
         let since = Instant::now();
         assert_eq!(node.claim(claim_call("mail", 1, Millis(0))).await.unwrap_err(), Error::Unavailable);
-        assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+        assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
         let since = Instant::now();
         let refused = node.claim(claim_call("mail", 1, Millis::secs(60))).await.unwrap_err();
         assert_eq!(refused, Error::Unavailable);
-        assert!((Duration::from_secs(2)..Duration::from_secs(5)).contains(&since.elapsed()));
+        assert!((Duration::from_secs(2)..Duration::from_secs(10)).contains(&since.elapsed()));
 
         cluster.heal();
         eventually("it can say again that there is nothing", || async {
