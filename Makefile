@@ -29,7 +29,7 @@ fix: packages ## the one that edits: format, and what clippy can mend
 	cargo clippy --locked --workspace --all-targets --fix --allow-dirty --allow-staged
 
 .PHONY: test
-test: packages fault-tools fmt clippy doc deny ## all of it, and what CI runs
+test: packages fault-tools guide-tools fmt clippy doc deny ## all of it, and what CI runs
 	cargo test --locked --workspace
 
 .PHONY: test-faults
@@ -54,6 +54,12 @@ bench: packages ## the benchmarks, beside Redis in the same run
 packages:
 	@scripts/need cargo
 	@scripts/need cc build-essential
+
+# What the pages of the guide use.
+.PHONY: guide-tools
+guide-tools:
+	@scripts/need curl curl
+	@scripts/need jq jq
 
 # Networks that can be cut and clocks that can be wrong. Without root the tests say what they skip.
 .PHONY: fault-tools

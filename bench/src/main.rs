@@ -1,16 +1,20 @@
 //! Side by side with a peer, in one run on one machine: figures are ratios, never tests.
 //!
-//! `lifecycle`: enqueue, claim, ack over HTTP with fsync, beside Redis with its log synced at every
+//! `lifecycle`: enqueue, claim, ack over HTTP or over streams with fsync, beside Redis with its log synced at every
 //! write. `depth`: what a million waiting tasks cost in memory, and how fast a restart is. `latency`: from an
-//! enqueue to the waiting claim that gets it. `idle`: what nodes cost that have nothing to do.
+//! enqueue to the waiting worker that gets it. `idle`: what nodes cost that have nothing to do. `idle-workers`: what
+//! workers cost that wait.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a report is what this program is for")]
 
 mod depth;
 mod http;
+mod http2;
 mod idle;
+mod idle_workers;
 mod latency;
 mod lifecycle;
+mod messages;
 mod process;
 mod redis;
 
@@ -20,7 +24,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(about = "Benchmarks of Windlass over HTTP")]
+#[command(about = "Benchmarks of Windlass")]
 struct Args {
     /// The binary under test
     #[arg(long, default_value = "target/release/windlass")]
@@ -38,10 +42,12 @@ enum What {
     Lifecycle(lifecycle::Options),
     /// Memory, restart and stalls with many waiting tasks
     Depth(depth::Options),
-    /// From an enqueue to the waiting claim that gets the task, at a fixed rate
+    /// From an enqueue to the waiting worker that gets the task, at a fixed rate
     Latency(latency::Options),
     /// Processor time of nodes that have nothing to do
     Idle(idle::Options),
+    /// Memory and processor time of a server whose workers wait
+    IdleWorkers(idle_workers::Options),
 }
 
 fn main() -> Result<()> {
@@ -55,6 +61,7 @@ fn main() -> Result<()> {
             What::Depth(options) => depth::run(&args.windlass, &args.data, options).await,
             What::Latency(options) => latency::run(&args.windlass, &args.data, options).await,
             What::Idle(options) => idle::run(&args.windlass, &args.data, options).await,
+            What::IdleWorkers(options) => idle_workers::run(&args.windlass, &args.data, options).await,
         }
     })
 }

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// A server process and where it listens.
 pub(crate) struct Server {
@@ -115,12 +116,7 @@ impl Server {
 
     /// The processor time that the process has used.
     pub(crate) fn cpu(&self) -> Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // After the name, which may hold anything: user time is the 12th field from there, system time the 13th.
-        let rest = stat.rsplit(')').next().context("no name")?;
-        let fields = rest.split_whitespace().skip(11).take(2);
-        let ticks = fields.map(str::parse::<u64>).sum::<Result<u64, _>>()?;
-        Ok(Duration::from_millis(ticks * 10))
+        cpu_of(&self.child.id().to_string())
     }
 
     /// As a power cut would: SIGKILL.
@@ -137,6 +133,30 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The processor time that this process has used.
+pub(crate) fn own_cpu() -> Result<Duration> {
+    cpu_of("self")
+}
+
+fn cpu_of(process: &str) -> Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // After the name, which may hold anything: user time is the 12th field from there, system time the 13th.
+    let rest = stat.rsplit(')').next().context("no name")?;
+    let fields = rest.split_whitespace().skip(11).take(2);
+    let ticks = fields.map(str::parse::<u64>).sum::<Result<u64, _>>()?;
+    Ok(Duration::from_millis(ticks * 10))
+}
+
+/// Lets this process, and every server that it starts, have so many files open.
+pub(crate) fn raise_files(wanted: u64) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.maximum.is_some_and(|maximum| maximum < wanted) {
+        bail!("{wanted} connections are more files than this user may open: raise the limit (ulimit -Hn)");
+    }
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+    Ok(())
 }
 
 fn free_address() -> Result<SocketAddr> {

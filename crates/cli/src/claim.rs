@@ -2,22 +2,23 @@
 
 use anyhow::Result;
 use clap::Args;
-use serde_json::{Map, Value};
+use serde_json::Map;
 
 use crate::client::{Call, Repeat};
 use crate::connection::Connection;
 use crate::exit::{Exit, Failure};
 use crate::output::{Show, note};
 use crate::span::Span;
+use crate::weighted::Weighted;
 
 /// Claim ready tasks
 ///
 /// Exits with 3 when there was nothing to claim. Ack or fail what you got with its token.
 #[derive(Args, Debug)]
 pub(crate) struct Claim {
-    /// Queues to claim from, the first one first; NAME:WEIGHT shares by weight
+    /// Queues to claim from, the first one first; NAME=WEIGHT shares by weight
     #[arg(required_unless_present = "id", conflicts_with = "id")]
-    queues: Vec<String>,
+    queues: Vec<Weighted>,
     /// Claim this one task
     #[arg(long, value_name = "TASK")]
     id: Option<String>,
@@ -49,7 +50,7 @@ pub(crate) async fn run(args: Claim) -> Result<()> {
     if let Some(id) = &args.id {
         body.insert("id".into(), id.as_str().into());
     } else {
-        body.insert("queues".into(), args.queues.iter().map(|q| weighted(q)).collect());
+        body.insert("queues".into(), args.queues.iter().map(Weighted::json).collect());
         body.insert("max".into(), args.max.into());
         body.insert("wait_ms".into(), args.wait.millis().into());
     }
@@ -69,9 +70,8 @@ pub(crate) async fn run(args: Claim) -> Result<()> {
         if !output.is_for_people() {
             output.list("claims", &claims, &columns)?;
         }
-        return Err(
-            Failure::new(Exit::NotFound, format!("nothing is ready in {}", args.queues.join(", "))).into()
-        );
+        let queues: Vec<String> = args.queues.into_iter().map(|queue| queue.name).collect();
+        return Err(Failure::new(Exit::NotFound, format!("nothing is ready in {}", queues.join(", "))).into());
     }
     if !output.is_for_people() {
         return output.list("claims", &claims, &columns);
@@ -83,15 +83,6 @@ pub(crate) async fn run(args: Claim) -> Result<()> {
         output.one(claim, &columns)?;
     }
     Ok(())
-}
-
-/// `mail` or `mail:3`. A queue's own name may have colons in it, so only a number after the last one is
-/// a weight.
-pub(crate) fn weighted(text: &str) -> Value {
-    match text.rsplit_once(':').and_then(|(name, weight)| Some((name, weight.parse::<u32>().ok()?))) {
-        Some((name, weight)) => serde_json::json!({"name": name, "weight": weight}),
-        None => text.into(),
-    }
 }
 
 /// Who we are when nobody says: host and process.
@@ -107,23 +98,4 @@ pub(crate) fn host() -> String {
 /// A new request id: by it the server knows a repeat of the same call.
 pub(crate) fn request_id() -> String {
     format!("{:032x}", rand::random::<u128>())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_number_after_the_last_colon_is_a_weight() {
-        for (text, expected) in [
-            ("mail", json!("mail")),
-            ("mail:3", json!({"name": "mail", "weight": 3})),
-            ("a:b", json!("a:b")),
-            ("a:b:2", json!({"name": "a:b", "weight": 2})),
-        ] {
-            assert_eq!(weighted(text), expected, "{text}");
-        }
-    }
 }

@@ -151,7 +151,7 @@ impl Client {
     pub(crate) async fn call(&self, call: Call) -> Result<Json> {
         let patience = call.within.unwrap_or(self.timeout) + call.wait;
         let deadline = Instant::now() + patience;
-        let (answer, _) = self.send(&call, deadline).await?;
+        let answer = self.send(&call, deadline).await?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect();
         let body = match timeout_at(deadline, body).await {
@@ -172,20 +172,8 @@ impl Client {
         })
     }
 
-    /// Opens a stream that stays open.
-    pub(crate) async fn stream(&self, path: impl Into<String>) -> Result<Held> {
-        let deadline = Instant::now() + self.timeout;
-        let (answer, server) = self.send(&Call::get(path), deadline).await?;
-        let status = answer.status();
-        if status.is_success() {
-            return Ok(Held { body: answer.into_body(), server });
-        }
-        let body = Limited::new(answer.into_body(), PROBLEM_BYTES_MAX).collect().await;
-        Err(problem(status, &body.map(|b| b.to_bytes()).unwrap_or_default()).into())
-    }
-
     /// This server says nothing, though it should: calls go to the next one, and so do safe ones that wait.
-    pub(crate) fn leave(&self, server: usize) {
+    fn leave(&self, server: usize) {
         self.pass(server);
         self.left[server].send_replace(());
     }
@@ -196,8 +184,8 @@ impl Client {
         let _ = self.current.compare_exchange(server, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Asks one server after the other until one answers; the answer, and whose it is.
-    async fn send(&self, call: &Call, deadline: Instant) -> Result<(Response<Incoming>, usize)> {
+    /// Asks one server after the other until one answers.
+    async fn send(&self, call: &Call, deadline: Instant) -> Result<Response<Incoming>> {
         let patience = Instant::now() + call.retry;
         let mut pause = Duration::from_millis(50);
         loop {
@@ -206,7 +194,7 @@ impl Client {
             let first = self.current.load(Ordering::Relaxed);
             for at in (0..self.servers.len()).map(|n| (first + n) % self.servers.len()) {
                 match self.try_at(at, call, deadline).await {
-                    Try::Answer(answer) => return Ok((answer, at)),
+                    Try::Answer(answer) => return Ok(answer),
                     Try::NotNow(why) => (failure, passing) = (Some(why), true),
                     Try::Down(why) => failure = Some(why),
                     Try::Silent(why) => {
@@ -281,35 +269,6 @@ impl Client {
             Err(_) => Try::Silent(too_long(sent.elapsed())),
         }
     }
-}
-
-/// A stream that stays open, and whose it is.
-pub(crate) struct Held {
-    body: Incoming,
-    server: usize,
-}
-
-impl Held {
-    /// The next bytes; nothing at the end. Fails when there were none for `patience`.
-    pub(crate) async fn next(&mut self, patience: Duration) -> Result<Option<Bytes>, Silence> {
-        let deadline = Instant::now() + patience;
-        loop {
-            match timeout_at(deadline, self.body.frame()).await {
-                Ok(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) => return Ok(Some(data)),
-                    Err(_) => continue,
-                },
-                Ok(None | Some(Err(_))) => return Ok(None),
-                Err(_) => return Err(Silence { server: self.server }),
-            }
-        }
-    }
-}
-
-/// A stream on which nothing comes.
-pub(crate) struct Silence {
-    /// Whose it is, for [`Client::leave`].
-    pub(crate) server: usize,
 }
 
 /// What a 503 means: asking again makes sense, unless it is this request that is too much.

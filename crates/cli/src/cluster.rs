@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use futures::future::join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -25,8 +26,8 @@ use crate::span::Span;
 /// How often a change that was asked for is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How long one look at the others may take while a node leaves.
-const LEAVE_LOOK_MAX: Duration = Duration::from_secs(10);
+/// How long one look at another node may take while a node leaves.
+const LEAVE_LOOK_MAX: Duration = Duration::from_secs(3);
 
 /// See the nodes of a cluster, add and remove them, move leaders
 #[derive(Args, Debug)]
@@ -167,8 +168,12 @@ async fn ask(client: &Client, verb: &str, body: &Value) -> Result<Json> {
 
 async fn look(client: &Client) -> Result<(Json, Seen)> {
     let answer = client.get("/v1/cluster").await?;
-    let seen = serde_json::from_str(answer.raw()).context("the answer to GET /v1/cluster cannot be read")?;
+    let seen = read(&answer)?;
     Ok((answer, seen))
+}
+
+fn read(answer: &Json) -> Result<Seen> {
+    serde_json::from_str(answer.raw()).context("the answer to GET /v1/cluster cannot be read")
 }
 
 async fn status(client: &Client, output: Output) -> Result<()> {
@@ -269,22 +274,70 @@ fn serve_command(node: u64, address: &str, members: &[(u64, &str)]) -> String {
 
 async fn leave(client: &Client, output: Output, node: u64, wait: Duration) -> Result<()> {
     let (_, seen) = look(client).await?;
-    ask(client, "leave", &json!({"node": node})).await?;
     // The one that goes is not told any more how the story ends.
-    let others: Vec<&str> = (seen.nodes.iter())
-        .filter(|known| known.id != node && !known.address.is_empty())
-        .map(|known| known.address.as_str())
-        .collect();
-    let others = match others.as_slice() {
-        [] => None,
-        others => Some(Client::new(&others.join(","), LEAVE_LOOK_MAX)?),
-    };
+    let others = seen.nodes.iter().filter(|known| known.id != node && !known.address.is_empty());
+    let others: Vec<Client> =
+        others.filter_map(|known| Client::new(&known.address, LEAVE_LOOK_MAX).ok()).collect();
     // What the others say of themselves may mean nothing here: then we ask where we asked so far.
-    let mut clients: Vec<&Client> = others.iter().chain([client]).collect();
-    let gone = |seen: &Seen| !seen.nodes.iter().any(|known| known.id == node);
-    let not_so = format!("node {node} still has copies or votes");
-    let answer = until(&mut clients, wait, &not_so, gone).await?;
+    let mut watchers: Vec<Watcher> = others.iter().chain([client]).map(Watcher::new).collect();
+    // Whoever is not reached now has not seen it yet.
+    join_all(watchers.iter_mut().map(|watcher| watcher.look(node))).await;
+    ask(client, "leave", &json!({"node": node})).await?;
+    let answer = until_gone(&mut watchers, node, wait).await?;
     output.say(&answer, &format!("node {node} has left: its process can be stopped and its data removed"))
+}
+
+/// One who is asked whether a node is still there.
+struct Watcher<'a> {
+    client: &'a Client,
+    /// It has seen the node: one that has not may be behind, and not know of it yet.
+    has_seen: bool,
+}
+
+impl<'a> Watcher<'a> {
+    fn new(client: &'a Client) -> Watcher<'a> {
+        Watcher { client, has_seen: false }
+    }
+
+    /// Looks whether the node is there, as far as this one knows.
+    async fn look(&mut self, node: u64) -> Result<(Json, bool)> {
+        let call = Call::get("/v1/cluster").once().within(LEAVE_LOOK_MAX);
+        let answer = self.client.call(call).await?;
+        let seen = read(&answer)?;
+        let is_there = seen.nodes.iter().any(|known| known.id == node);
+        self.has_seen |= is_there;
+        Ok((answer, is_there))
+    }
+}
+
+/// Looks until somebody who has seen the node does not any more; what was seen then.
+async fn until_gone(watchers: &mut [Watcher<'_>], node: u64, wait: Duration) -> Result<Json> {
+    let deadline = Instant::now() + wait;
+    loop {
+        let mut failure = None;
+        for n in 0..watchers.len() {
+            match watchers[n].look(node).await {
+                Ok((answer, false)) if watchers[n].has_seen => return Ok(answer),
+                Ok((_, false)) => {}
+                Ok((_, true)) => {
+                    // From now on this one is asked first.
+                    watchers.swap(0, n);
+                    failure = None;
+                    break;
+                }
+                Err(e) => failure = Some(e),
+            }
+        }
+        if Instant::now() >= deadline {
+            return Err(too_late(&format!("node {node} still has copies or votes"), wait, failure));
+        }
+        sleep(LOOK).await;
+    }
+}
+
+fn too_late(not_so: &str, wait: Duration, failure: Option<anyhow::Error>) -> anyhow::Error {
+    let why = failure.map_or_else(String::new, |e| format!(" ({e:#})"));
+    Failure::new(Exit::Timeout, format!("{not_so} after {wait:?}{why}: see windlass cluster status")).into()
 }
 
 async fn transfer(client: &Client, output: Output, shard: u16, node: u64, wait: Duration) -> Result<()> {
@@ -322,9 +375,7 @@ async fn until(
             }
         }
         if Instant::now() >= deadline {
-            let why = failure.map_or_else(String::new, |e| format!(" ({e:#})"));
-            let message = format!("{not_so} after {wait:?}{why}: see windlass cluster status");
-            return Err(Failure::new(Exit::Timeout, message).into());
+            return Err(too_late(not_so, wait, failure));
         }
         sleep(LOOK).await;
     }

@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::client::Client;
 use crate::env::Env;
+use crate::exit::Failure;
 use crate::output::{Format, Output};
 use crate::span::Span;
 
@@ -34,6 +35,17 @@ impl Connection {
     /// A client for the servers that flags, environment or default name.
     pub(crate) fn client(&self) -> Result<Client> {
         Client::new(&self.servers()?, self.timeout.duration())
+    }
+
+    /// The SDK's client for the same servers, connected to one of them.
+    pub(crate) async fn sdk(&self) -> Result<windlass::Client> {
+        let client = windlass::Client::builder(self.servers()?).patience(self.timeout.duration());
+        Ok(client.connect().await.map_err(Failure::from)?)
+    }
+
+    /// The flags that name the same servers to another process.
+    pub(crate) fn flags(&self) -> Result<[String; 4]> {
+        Ok(["--server".to_owned(), self.servers()?, "--timeout".to_owned(), self.timeout.to_string()])
     }
 
     /// The servers as one string, for handing on.

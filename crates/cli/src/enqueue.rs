@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
+use windlass::TaskState;
 
 use crate::client::{Call, Client, Repeat, escaped, problem_of, with_query};
 use crate::connection::Connection;
@@ -151,7 +152,7 @@ pub(crate) async fn wait_for_end(client: &Client, id: &str, patience: Option<Dur
 
 /// Whether a task's state is one of the last ones.
 pub(crate) fn has_ended(task: &Json) -> bool {
-    matches!(task.text("state"), Some("done" | "dead" | "failed" | "cancelled" | "expired"))
+    task.text("state").and_then(|state| state.parse().ok()).is_some_and(TaskState::is_ended)
 }
 
 fn path(queue: &str) -> String {

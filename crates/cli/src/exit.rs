@@ -50,6 +50,38 @@ impl Failure {
     }
 }
 
+impl From<windlass::Error> for Failure {
+    fn from(error: windlass::Error) -> Failure {
+        let exit = match &error {
+            windlass::Error::Refused(refusal) => exit_of(&refusal.code),
+            windlass::Error::Setup(_) => Exit::Usage,
+            windlass::Error::Unknown { .. } => Exit::Timeout,
+            _ => Exit::Failure,
+        };
+        let message = match &error {
+            windlass::Error::Unreachable { addresses, reason } => {
+                format!("cannot reach {addresses}: {reason}: is a server running there?")
+            }
+            other => other.to_string(),
+        };
+        Failure { exit, code: error.code().map(str::to_owned), message }
+    }
+}
+
+/// The exit code of a server's word.
+fn exit_of(code: &str) -> Exit {
+    match code {
+        "not_leader" | "unavailable" | "request_timeout" => Exit::NoLeader,
+        "timeout" => Exit::Timeout,
+        "invalid_request" | "invalid_token" | "unimplemented" => Exit::Usage,
+        "unauthenticated" | "denied" => Exit::Denied,
+        "not_found" | "unknown_queue" | "unknown_worker" => Exit::NotFound,
+        "not_claimed" | "stale_token" | "not_ready" | "already_ended" | "not_unique" | "stale_version"
+        | "dedup_mismatch" | "not_one_shard" => Exit::Conflict,
+        _ => Exit::Failure,
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.message.fmt(f)
@@ -72,4 +104,30 @@ pub(crate) fn code_of(error: &anyhow::Error) -> Option<ExitCode> {
         }
     }
     Some(ExitCode::from(Exit::Failure as u8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_sdk_says_becomes_an_exit_code_and_a_line() {
+        let unreachable =
+            windlass::Error::Unreachable { addresses: "http://a:1".into(), reason: "refused".into() };
+        let failure = Failure::from(unreachable);
+        assert_eq!(failure.exit, Exit::Failure);
+        assert_eq!(failure.message, "cannot reach http://a:1: refused: is a server running there?");
+        assert_eq!(Failure::from(windlass::Error::Setup("no address".into())).exit, Exit::Usage);
+        for (code, exit) in [
+            ("invalid_request", Exit::Usage),
+            ("denied", Exit::Denied),
+            ("unknown_queue", Exit::NotFound),
+            ("stale_token", Exit::Conflict),
+            ("unavailable", Exit::NoLeader),
+            ("timeout", Exit::Timeout),
+            ("queue_full", Exit::Failure),
+        ] {
+            assert_eq!(exit_of(code), exit, "{code}");
+        }
+    }
 }

@@ -32,6 +32,7 @@ mod settings;
 mod span;
 mod stdin_end;
 mod task;
+mod weighted;
 mod work;
 mod worker;
 

@@ -41,8 +41,6 @@ pub(crate) enum Show {
     State,
     /// Any JSON, cut where it gets long.
     Brief,
-    /// How many a list has.
-    Count,
 }
 
 /// A column of a table: its title, a JSON pointer to its value, and how that is shown.
@@ -166,14 +164,13 @@ impl Output {
 }
 
 fn right(show: Show) -> bool {
-    matches!(show, Show::Number | Show::Age | Show::Count)
+    matches!(show, Show::Number | Show::Age)
 }
 
 fn shown(item: &Value, pointer: &str, show: Show) -> String {
     let Some(value) = item.pointer(pointer).filter(|value| !value.is_null()) else { return String::new() };
     match show {
         Show::Age => value.as_u64().map_or_else(|| text(value), about),
-        Show::Count => value.as_array().map_or_else(|| text(value), |list| list.len().to_string()),
         Show::Brief => escape(&brief(&text(value), 60)),
         Show::Plain | Show::Number | Show::State => escape(&text(value)),
     }
@@ -270,12 +267,10 @@ mod tests {
 
     #[test]
     fn cells_show_values_and_hide_control_characters() {
-        let item =
-            json!({"a": "x\u{1b}[31m", "n": 90_000, "list": [1, 2], "deep": {"b": true}, "nothing": null});
+        let item = json!({"a": "x\u{1b}[31m", "n": 90_000, "deep": {"b": true}, "nothing": null});
         for (pointer, show, expected) in [
             ("/a", Show::Plain, "x\\u{1b}[31m"),
             ("/n", Show::Age, "90 s"),
-            ("/list", Show::Count, "2"),
             ("/deep/b", Show::Plain, "true"),
             ("/nothing", Show::Plain, ""),
             ("/absent", Show::Plain, ""),

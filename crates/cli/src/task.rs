@@ -1,7 +1,9 @@
 //! `windlass task`: looks at tasks and acts on them.
 
 use anyhow::Result;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
+use windlass::TaskState;
 
 use crate::client::{Client, escaped, with_query};
 use crate::connection::Connection;
@@ -37,8 +39,8 @@ enum Verb {
         #[command(flatten)]
         select: Select,
         /// Only those in this state
-        #[arg(long, value_enum, conflicts_with = "ids")]
-        state: Option<State>,
+        #[arg(long, value_parser = state(), conflicts_with = "ids")]
+        state: Option<TaskState>,
         /// Why, for the history
         #[arg(long, value_name = "TEXT", requires = "ids")]
         reason: Option<String>,
@@ -48,8 +50,8 @@ enum Verb {
         #[command(flatten)]
         select: Select,
         /// Only those in this state
-        #[arg(long, value_enum, conflicts_with = "ids")]
-        state: Option<State>,
+        #[arg(long, value_parser = state(), conflicts_with = "ids")]
+        state: Option<TaskState>,
     },
 }
 
@@ -81,8 +83,8 @@ struct List {
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
     /// In this state
-    #[arg(long, value_enum)]
-    state: Option<State>,
+    #[arg(long, value_parser = state())]
+    state: Option<TaskState>,
     /// Of this kind
     #[arg(long, value_name = "KIND")]
     kind: Option<String>,
@@ -97,36 +99,9 @@ struct List {
     limit: usize,
 }
 
-/// A task's states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum State {
-    Delayed,
-    Retrying,
-    Blocked,
-    Ready,
-    Claimed,
-    Done,
-    Dead,
-    Failed,
-    Cancelled,
-    Expired,
-}
-
-impl State {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            State::Delayed => "delayed",
-            State::Retrying => "retrying",
-            State::Blocked => "blocked",
-            State::Ready => "ready",
-            State::Claimed => "claimed",
-            State::Done => "done",
-            State::Dead => "dead",
-            State::Failed => "failed",
-            State::Cancelled => "cancelled",
-            State::Expired => "expired",
-        }
-    }
+/// Reads a task's state, and names them all to whoever asks for help.
+fn state() -> impl TypedValueParser<Value = TaskState> {
+    PossibleValuesParser::new(TaskState::ALL.map(TaskState::as_str)).try_map(|word| word.parse::<TaskState>())
 }
 
 /// What a list of tasks shows of each.
@@ -148,7 +123,7 @@ pub(crate) async fn run(args: Task) -> Result<()> {
         Verb::List(list) => {
             let query = [
                 ("queue", list.queue),
-                ("state", list.state.map(|state| state.name().to_owned())),
+                ("state", list.state.map(|state| state.to_string())),
                 ("kind", list.kind),
                 ("order_key", list.order_key),
                 ("q", list.search),
@@ -158,10 +133,10 @@ pub(crate) async fn run(args: Task) -> Result<()> {
         }
         Verb::Why { id } => why(&client, output, &id).await,
         Verb::Cancel { select, state, reason } => {
-            act(&client, output, Act::Cancel, &select, state.map(State::name), reason.as_deref()).await
+            act(&client, output, Act::Cancel, &select, state.map(TaskState::as_str), reason.as_deref()).await
         }
         Verb::Requeue { select, state } => {
-            act(&client, output, Act::Requeue, &select, state.map(State::name), None).await
+            act(&client, output, Act::Requeue, &select, state.map(TaskState::as_str), None).await
         }
     }
 }

@@ -1,43 +1,46 @@
 //! `windlass work`: runs a program for each task.
 //!
-//! The loop claims as many tasks as there are free slots and hands each to its own tokio task
-//! (`work/handle.rs`). Beside it run the session (`work/session.rs`), which tells the server that we are
-//! alive and tells us what to stop, and the signals, which only ever move the phase forward. Never acks
-//! what a program did not end well.
+//! The SDK claims, extends, beats and tells outcomes, over one stream (`sdks/rust`); this side finds the program
+//! of a task (`work/handlers.rs`), runs it (`work/program.rs`) and says what its end means (`work/handle.rs`). With
+//! `--autoscale` it runs other workers instead (`work/pool.rs`). Never acks what a program did not end well.
 
 pub(crate) mod child;
 mod handle;
+mod handlers;
+mod pool;
 mod program;
-mod running;
-mod session;
-mod status;
+mod scale;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use clap::Args;
-use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{sleep, timeout};
-use tokio_util::task::TaskTracker;
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
-use crate::claim::{default_worker, request_id, weighted};
-use crate::client::{Call, Client, Repeat, escaped};
+use crate::claim::default_worker;
 use crate::connection::Connection;
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use crate::log::LogFormat;
+use crate::serve::Stop;
 use crate::span::Span;
-use crate::stdin_end;
-use running::{Kill, Running};
-use session::Session;
+use crate::weighted::Weighted;
+use handle::Crew;
+use handlers::{Handlers, Program, Programs};
+use scale::Limits;
 
-/// How long one claim waits at the server.
-const CLAIM_WAIT: Duration = Duration::from_secs(20);
+/// How long programs that were asked to stop may take, with their own time to clean up.
+const CANCEL_GRACE: Duration = Duration::from_secs(5);
 /// How long programs that were killed and claims that are released may take at the very end.
 const GOODBYE: Duration = Duration::from_secs(10);
+/// Workers of one pool.
+const POOL_MAX: u16 = 256;
+/// A pool that keeps its workers longer needs no pool.
+const COOL_DOWN_MAX: Duration = Duration::from_secs(3600);
 
 /// Run a program for each task of some queues
 ///
@@ -45,23 +48,33 @@ const GOODBYE: Duration = Duration::from_secs(10);
 /// ATTEMPT, FENCE, TOKEN, DEADLINE, ENQUEUED_AT, HEADERS (JSON), CONTENT_TYPE, WORKER, SERVER.
 /// Exit code 0 acks with stdout as the output: as JSON if it is JSON, else as a string.
 /// Any other code fails the attempt, with the tail of stderr as the error.
+///
+/// With --handlers, a task of kind `welcome` is done by the executable file `welcome` of that directory, or by
+/// `welcome.sh`, `welcome.py` and the like. Files may come and go while it runs. A task without a handler is given
+/// back and waits, 1 s at first and up to 1 min: it is not lost and uses up no attempt.
 #[derive(Args, Debug)]
 #[command(
     after_help = "SIGTERM drains: no new claims, programs finish, the rest is given back. A second one stops now."
 )]
 pub(crate) struct Work {
-    /// Queues to claim from, the first one first; NAME:WEIGHT shares by weight
+    /// Queues to claim from, the first one first; NAME=WEIGHT shares by weight
     #[arg(long = "queue", value_name = "QUEUE", required = true, value_delimiter = ',')]
-    queues: Vec<String>,
-    /// The command, run by sh
-    #[arg(long, value_name = "COMMAND")]
-    exec: String,
+    queues: Vec<Weighted>,
+    /// The command for tasks of every kind, run by sh
+    #[arg(long, value_name = "COMMAND", required_unless_present = "handlers")]
+    exec: Option<String>,
+    /// Do each task with the executable file of this directory that is called like its kind
+    #[arg(long, value_name = "DIR", conflicts_with = "exec")]
+    handlers: Option<PathBuf>,
     /// How many tasks run at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     slots: u32,
-    /// The worker's name; else host and process
+    /// The worker's name, which no other has; else host, process and a random number
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// What `windlass worker list` shall say of it
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
     /// How long a claim holds without a word from us; it is extended while the program runs
     #[arg(long, value_name = "TIME", default_value = "30s")]
     hold: Span,
@@ -69,7 +82,7 @@ pub(crate) struct Work {
     #[arg(long, value_name = "TIME", default_value = "30s")]
     drain_timeout: Span,
     /// Serve the worker's own status on this address
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", conflicts_with = "autoscale")]
     status_listen: Option<SocketAddr>,
     /// The form of the log on stderr
     #[arg(long, value_enum, default_value_t)]
@@ -77,52 +90,90 @@ pub(crate) struct Work {
     /// Stop when stdin ends: whoever started us has gone
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
+    /// Run a pool of such workers that grows and shrinks with what waits in the queues
+    #[arg(long, help_heading = "Pool")]
+    autoscale: bool,
+    /// The fewest workers of the pool, 0 for none while nothing waits [default: 1]
+    #[arg(long, value_name = "N", requires = "autoscale", help_heading = "Pool", value_parser = clap::value_parser!(u16).range(0..=POOL_MAX as i64))]
+    min: Option<u16>,
+    /// The most workers of the pool [default: one per processor]
+    #[arg(long, value_name = "N", requires = "autoscale", help_heading = "Pool", value_parser = clap::value_parser!(u16).range(1..=POOL_MAX as i64))]
+    max: Option<u16>,
+    /// How long fewer workers must be enough before some are drained
+    #[arg(long, value_name = "TIME", default_value = "30s", help_heading = "Pool")]
+    cool_down: Span,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// What a worker was asked to do. It only ever goes down this list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
-    Running,
-    /// Claim nothing more, finish what runs.
-    Draining,
-    /// Kill what runs and give it back.
-    Stopping,
+/// `NAME=VALUE`.
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is no label: write it like zone=a")),
+    }
 }
 
-/// What all parts of a worker share.
-struct Worker {
-    name: String,
-    queues: Vec<String>,
-    exec: String,
-    slots: u32,
-    hold: Duration,
-    client: Client,
-    servers: String,
-    session: Session,
-    running: Running,
-    phase: watch::Sender<Phase>,
-}
-
-impl Worker {
-    /// Moves on to `phase`, never back.
-    fn advance(&self, phase: Phase) {
-        self.phase.send_if_modified(|current| {
-            let moved = phase > *current;
-            if moved {
-                tracing::info!(worker = self.name, "{phase:?}: {} tasks run", self.running.len());
-                *current = phase;
-            }
-            moved
-        });
+impl Work {
+    fn worker_name(&self) -> String {
+        // In two containers host and process may be the same, and a name belongs to one worker.
+        self.name.clone().unwrap_or_else(|| format!("{}-{:04x}", default_worker(), rand::random::<u16>()))
     }
 
-    /// Returns when `phase` or a later one is reached.
-    async fn reaches(&self, phase: Phase) {
-        let mut changes = self.phase.subscribe();
-        // The sender lives in `self`, so this cannot fail before it is reached.
-        let _ = changes.wait_for(|current| *current >= phase).await;
+    /// Who does which tasks; a directory that cannot be used is said at once.
+    fn programs(&self) -> Result<Programs> {
+        let Some(dir) = &self.handlers else {
+            return Ok(Programs::All(Program::shell(self.exec.as_deref().unwrap_or_default())));
+        };
+        let (handlers, kinds) = Handlers::open(dir).map_err(Failure::usage)?;
+        match kinds.is_empty() {
+            true => tracing::warn!("{} has no handlers yet: tasks wait until there are some", dir.display()),
+            false => tracing::info!("{} has handlers for {}", dir.display(), kinds.join(", ")),
+        }
+        Ok(Programs::ByKind(handlers))
+    }
+
+    /// What the pool keeps to, if it is one.
+    fn limits(&self) -> Result<Option<Limits>> {
+        if !self.autoscale {
+            return Ok(None);
+        }
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let min = usize::from(self.min.unwrap_or(1));
+        let max = self.max.map_or(processors.max(min), usize::from);
+        if min > max {
+            return Err(Failure::usage(format!("--min {min} is more than --max {max}")).into());
+        }
+        let cool_down = self.cool_down.duration();
+        if cool_down > COOL_DOWN_MAX {
+            return Err(Failure::usage(format!("--cool-down {} is more than an hour", self.cool_down)).into());
+        }
+        Ok(Some(Limits { min, max, slots: self.slots, cool_down }))
+    }
+
+    /// The flags of one worker of the pool, all but its name.
+    fn flags_of_one(&self) -> Result<Vec<OsString>> {
+        let mut flags: Vec<OsString> = Vec::new();
+        let mut flag = |name: &str, value: OsString| flags.extend([name.into(), value]);
+        for queue in &self.queues {
+            flag("--queue", queue.to_string().into());
+        }
+        for (name, value) in &self.labels {
+            flag("--label", format!("{name}={value}").into());
+        }
+        if let Some(exec) = &self.exec {
+            flag("--exec", exec.into());
+        }
+        if let Some(dir) = &self.handlers {
+            flag("--handlers", dir.into());
+        }
+        let log = self.log.to_possible_value().map(|log| log.get_name().to_owned());
+        flag("--log", log.unwrap_or_default().into());
+        flag("--slots", self.slots.to_string().into());
+        flag("--hold", self.hold.to_string().into());
+        flag("--drain-timeout", self.drain_timeout.to_string().into());
+        flags.extend(self.connection.flags()?.map(OsString::from));
+        Ok(flags)
     }
 }
 
@@ -130,137 +181,107 @@ pub(crate) async fn run(args: Work) -> Result<()> {
     if args.hold.millis() < 1000 {
         return Err(Failure::usage("--hold must be at least 1s: it is extended three times per hold").into());
     }
+    let limits = args.limits()?;
     crate::log::init(args.log);
-    let worker = Arc::new(Worker {
-        name: args.name.unwrap_or_else(default_worker),
-        queues: args.queues,
-        exec: args.exec,
-        slots: args.slots,
-        hold: args.hold.duration(),
-        client: args.connection.client()?,
-        servers: args.connection.servers()?,
-        session: Session::default(),
-        running: Running::default(),
-        phase: watch::Sender::new(Phase::Running),
-    });
+    let programs = args.programs()?;
+    let stop = Stop::watch()?;
+    if args.until_stdin_ends {
+        stop.with_stdin();
+    }
+    match limits {
+        Some(limits) => pool::run(&args, limits, stop).await,
+        None => work(args, programs, stop).await,
+    }
+}
+
+/// Works until it was asked to stop, and has.
+async fn work(args: Work, programs: Programs, mut stop: Stop) -> Result<()> {
+    let name = args.worker_name();
+    let (drain, stopping) = (CancellationToken::new(), CancellationToken::new());
+    let servers = args.connection.servers()?;
+    let crew = Arc::new(Crew { name: name.clone(), servers, programs, stopping: stopping.clone() });
+    let mut worker = windlass::Worker::new(args.connection.sdk().await?)
+        .name(&name)
+        .slots(args.slots)
+        .queues(&args.queues)
+        .version(env!("CARGO_PKG_VERSION"))
+        .hold(args.hold.duration())
+        .grace(args.drain_timeout.duration())
+        .cancel_grace(CANCEL_GRACE)
+        .handle_any(move |task, cx| handle::run(crew.clone(), task, cx));
+    for (name, value) in args.labels {
+        worker = worker.label(name, value);
+    }
     if let Some(address) = args.status_listen {
-        let address = status::listen(address, worker.clone()).await?;
+        worker = worker.status_listen(address);
+    }
+    let running = worker.start().map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
+    if let Some(address) = running.status_addr() {
         tracing::info!("status on http://{address}");
     }
-    watch_signals(worker.clone())?;
-    if args.until_stdin_ends {
-        let worker = worker.clone();
-        stdin_end::then(move || worker.advance(Phase::Stopping));
-    }
-    session::register(&worker, None).await?;
-    let beats = tokio::spawn(session::keep(worker.clone()));
-
-    let tasks = TaskTracker::new();
-    claim_until_draining(&worker, &tasks).await?;
-    drain(&worker, &tasks, args.drain_timeout.duration()).await;
-
-    beats.abort();
-    let path = format!("/v1/workers/{}", escaped(&worker.name));
-    if let Err(e) = worker.client.call(Call::delete(path).within(Duration::from_secs(2))).await {
-        tracing::warn!("could not say goodbye: {e:#}");
-    }
-    tracing::info!(worker = worker.name, "stopped");
-    Ok(())
-}
-
-fn watch_signals(worker: Arc<Worker>) -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;
-    tokio::spawn(async move {
-        for phase in [Phase::Draining, Phase::Stopping] {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            worker.advance(phase);
-            // For people who watch; the worker drains whether or not anybody hears of it.
-            let path = format!("/v1/workers/{}/drain", escaped(&worker.name));
-            let call = Call::post(path, &json!({}), Repeat::Safe).within(Duration::from_secs(2));
-            if phase == Phase::Draining
-                && let Err(e) = worker.client.call(call).await
-            {
-                tracing::debug!("could not say that we drain: {e:#}");
-            }
-        }
-    });
-    Ok(())
-}
-
-async fn claim_until_draining(worker: &Arc<Worker>, tasks: &TaskTracker) -> Result<()> {
-    let slots = Arc::new(Semaphore::new(worker.slots as usize));
-    let mut pause = Duration::from_millis(100);
-    loop {
-        let claims = tokio::select! {
-            () = worker.reaches(Phase::Draining) => return Ok(()),
-            claims = claim(worker, &slots) => claims,
-        };
-        match claims {
-            Ok(claims) => {
-                pause = Duration::from_millis(100);
-                for (claim, slot) in claims {
-                    tasks.spawn(handle::run(worker.clone(), claim, slot));
-                }
-            }
-            Err(e) if e.downcast_ref::<Failure>().is_some_and(|f| f.is("invalid_request")) => return Err(e),
-            Err(e) => {
-                tracing::warn!("cannot claim: {e:#}: trying again");
-                sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(5));
-            }
-        }
-    }
-}
-
-/// Waits for a free slot, then for tasks to fill it and the others that are free.
-async fn claim(
-    worker: &Worker,
-    slots: &Arc<Semaphore>,
-) -> Result<Vec<(handle::Claim, OwnedSemaphorePermit)>> {
-    let first = slots.clone().acquire_owned().await.context("the slots are never closed")?;
-    let queues: Vec<_> = worker.queues.iter().map(|queue| weighted(queue)).collect();
-    let body = json!({
-        "queues": queues,
-        "worker": worker.name,
-        "session": worker.session.id(),
-        "max": 1 + slots.available_permits(),
-        "hold_ms": worker.hold.as_millis() as u64,
-        "wait_ms": CLAIM_WAIT.as_millis() as u64,
-        "request_id": request_id(),
-    });
-    let answer =
-        worker.client.call(Call::post("/v1/claims", &body, Repeat::Safe).waiting(CLAIM_WAIT)).await?;
-    let claims = handle::Claim::of_answer(&answer)?;
-    let mut first = Some(first);
-    let mut handed = Vec::with_capacity(claims.len());
-    for claim in claims {
-        let permit = first.take().or_else(|| slots.clone().try_acquire_owned().ok());
-        let Some(permit) = permit else {
-            tracing::error!("got more tasks than asked for: {} is left to its deadline", claim.id);
-            continue;
-        };
-        handed.push((claim, permit));
-    }
-    Ok(handed)
-}
-
-/// Waits for what runs, then kills and releases the rest.
-async fn drain(worker: &Worker, tasks: &TaskTracker, patience: Duration) {
-    tasks.close();
+    let signals = async {
+        stop.asked().await;
+        tracing::info!(worker = name, "draining");
+        drain.cancel();
+        stop.asked().await;
+        tracing::info!(worker = name, "stopping");
+        stopping.cancel();
+        sleep(GOODBYE).await;
+        tracing::error!("some tasks could not be given back: their session's end frees them");
+    };
     tokio::select! {
-        () = tasks.wait() => return,
-        () = worker.reaches(Phase::Stopping) => {}
-        () = sleep(patience) => tracing::warn!("{} tasks still run after {patience:?}", worker.running.len()),
+        ended = running.stop_when(drain.cancelled()) => ended.map_err(Failure::from)?,
+        () = signals => {}
     }
-    worker.running.kill_all(Kill::Stopping);
-    if timeout(GOODBYE, tasks.wait()).await.is_err() {
-        tracing::error!(
-            "{} tasks could not be given back: their session's end frees them",
-            worker.running.len()
-        );
+    tracing::info!(worker = name, "stopped");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn parse(args: impl IntoIterator<Item = OsString>) -> Work {
+        let line = ["windlass", "work"].map(OsString::from).into_iter().chain(args);
+        match crate::Cli::try_parse_from(line).unwrap().verb {
+            crate::Verb::Work(work) => work,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_worker_of_a_pool_gets_all_flags_of_the_pool_but_those_that_make_it_one() {
+        for program in ["--exec=echo 'a b'", "--handlers=some dir"] {
+            let given = "--queue=mail=3 --queue=a:b --slots=7 --label=zone=a --hold=9s --drain-timeout=2m --log=json \
+                         --server=http://a:1,http://b:2 --timeout=5s";
+            let given: Vec<OsString> =
+                given.split_whitespace().chain([program]).map(OsString::from).collect();
+            let pool = "--autoscale --min=0 --max=9 --cool-down=1m --name=pool";
+            let pool = parse(given.iter().cloned().chain(pool.split_whitespace().map(OsString::from)));
+            let one = parse(pool.flags_of_one().unwrap());
+            assert_eq!(format!("{one:?}"), format!("{:?}", parse(given)));
+        }
+    }
+
+    #[test]
+    fn a_pools_limits_fit_together() {
+        for (flags, expected) in [
+            ("", None),
+            ("--autoscale --min 0 --max 8", Some(Some((0, 8)))),
+            ("--autoscale --max 8", Some(Some((1, 8)))),
+            ("--autoscale --min 200", Some(Some((200, 200)))),
+            ("--autoscale --min 3 --max 2", Some(None)),
+            ("--autoscale --max 2 --cool-down 2h", Some(None)),
+        ] {
+            let flags = format!("--queue q --exec cat {flags}");
+            let limits = parse(flags.split_whitespace().map(OsString::from)).limits();
+            let limits = match limits {
+                Ok(limits) => limits.map(|limits| Some((limits.min, limits.max))),
+                Err(_) => Some(None),
+            };
+            assert_eq!(limits, expected, "{flags}");
+        }
     }
 }

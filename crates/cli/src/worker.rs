@@ -7,7 +7,8 @@ use serde_json::json;
 use crate::client::{Call, Client, Repeat, escaped};
 use crate::connection::Connection;
 use crate::exit::Failure;
-use crate::output::{Column, Output, Show, confirm};
+use crate::json::Json;
+use crate::output::{Column, Format, Output, Show, confirm};
 use crate::select::pages;
 
 /// See workers, drain, stop or remove them
@@ -52,10 +53,13 @@ const COLUMNS: &[Column] = &[
     ("worker", "/id", Show::Plain),
     ("state", "/state", Show::State),
     ("host", "/host", Show::Plain),
+    ("open", "/open", Show::Number),
     ("slots", "/slots", Show::Number),
     ("running", "/running", Show::Number),
     ("last beat", "/last_beat", Show::Plain),
-    ("claims", "/claims", Show::Count),
+    ("queues", "/queues", Show::Plain),
+    ("labels", "/labels", Show::Plain),
+    ("version", "/version", Show::Plain),
 ];
 
 pub(crate) async fn run(args: Worker) -> Result<()> {
@@ -63,11 +67,17 @@ pub(crate) async fn run(args: Worker) -> Result<()> {
     let output = args.connection.output();
     match args.verb {
         Verb::List => {
-            let answer = client.get("/v1/workers").await?;
-            if answer.text("cursor").is_none() {
-                return output.list_in(&answer, "workers", COLUMNS);
+            if output.format() == Format::Json {
+                let answer = client.get("/v1/workers").await?;
+                // Programs get the slots of all workers, too.
+                if answer.text("cursor").is_none() {
+                    return output.list_in(&answer, "workers", COLUMNS);
+                }
             }
-            let workers = pages(&client, "/v1/workers", "workers", &[], usize::MAX).await?;
+            let mut workers = pages(&client, "/v1/workers", "workers", &[], usize::MAX).await?;
+            if is_in_cells(output) {
+                workers = workers.iter().map(in_cells).collect();
+            }
             output.list("workers", &workers, COLUMNS)
         }
         Verb::Show { name } => show(&client, output, &name).await,
@@ -84,9 +94,33 @@ async fn show(client: &Client, output: Output, name: &str) -> Result<()> {
     let worker = client.get(format!("/v1/workers/{}", escaped(name))).await;
     let worker = worker.map_err(|error| in_words(error, name))?;
     let mut columns = COLUMNS.to_vec();
-    columns.pop();
-    columns.push(("claims", "/claims", Show::Plain));
+    columns.extend([("process", "/pid", Show::Plain), ("claims", "/claims", Show::Plain)]);
+    let worker = if is_in_cells(output) { in_cells(&worker) } else { worker };
     output.one(&worker, &columns)
+}
+
+/// Whether workers are shown in cells, not as the server said them.
+fn is_in_cells(output: Output) -> bool {
+    matches!(output.format(), Format::Table | Format::Csv)
+}
+
+/// A worker as a table shows it: with the slots that are open, and its lists as text.
+fn in_cells(worker: &Json) -> Json {
+    let mut cells = worker.value().clone();
+    let open = match worker.text("state") {
+        Some("running") => worker.number("slots").saturating_sub(worker.number("running")),
+        _ => 0,
+    };
+    let labels = worker.value()["labels"].as_object();
+    let labels = labels.into_iter().flatten();
+    let labels = labels.map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default()));
+    let labels = labels.collect::<Vec<_>>().join(" ");
+    let queues = worker.value()["queues"].as_array();
+    let queues: Vec<&str> = queues.into_iter().flatten().filter_map(|queue| queue.as_str()).collect();
+    cells["open"] = open.into();
+    cells["labels"] = labels.into();
+    cells["queues"] = queues.join(" ").into();
+    Json::from(cells)
 }
 
 async fn ask(client: &Client, output: Output, name: &str, verb: &str, past: &str) -> Result<()> {
@@ -104,5 +138,26 @@ fn in_words(error: anyhow::Error, name: &str) -> anyhow::Error {
             Failure { exit: failure.exit, code: failure.code.clone(), message }.into()
         }
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_shows_open_slots_labels_and_queues() {
+        let worker = |state: &str| {
+            Json::from(json!({
+                "id": "w1", "state": state, "slots": 8, "running": 3,
+                "labels": {"sdk": "rust/1", "zone": "a"}, "queues": ["mail", "reports"],
+            }))
+        };
+        let cells = in_cells(&worker("running"));
+        assert_eq!((cells.number("open"), cells.text("labels")), (5, Some("sdk=rust/1 zone=a")));
+        assert_eq!(cells.text("queues"), Some("mail reports"));
+        for state in ["draining", "stopping", "lost"] {
+            assert_eq!(in_cells(&worker(state)).number("open"), 0, "{state}");
+        }
     }
 }

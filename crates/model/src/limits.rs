@@ -91,6 +91,8 @@ pub const SESSIONS_MAX: usize = 100_000;
 /// Sessions that a node takes from others' news: more than it would take itself, as nodes that do not hear
 /// each other do not count together.
 pub const SESSIONS_TOLD_MAX: usize = 2 * SESSIONS_MAX;
+/// Bytes of tasks that wait to be pushed to one worker, but for a single larger task.
+pub const PUSH_WAITING_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Claims that wait on one node.
 pub const WAITING_CLAIMS_MAX: usize = 100_000;
 

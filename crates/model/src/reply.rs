@@ -6,7 +6,7 @@ use crate::id::{Fence, TaskId};
 use crate::name::QueueName;
 use crate::rejection::Rejection;
 use crate::state::StateKind;
-use crate::time::{Elapsed, WallTime};
+use crate::time::{Elapsed, Millis, WallTime};
 
 /// What became of one enqueued task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct Claimed {
     pub deadline: Elapsed,
     /// The same for people.
     pub deadline_wall: WallTime,
+    /// How long it holds, from the claim on; 0 from a node that does not say.
+    pub hold: Millis,
     /// When it was enqueued.
     pub enqueued_at: WallTime,
     /// Since when it could be claimed.

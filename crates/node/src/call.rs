@@ -114,6 +114,8 @@ pub struct Claim {
     pub fence: Fence,
     /// When the claim ends.
     pub deadline: WallTime,
+    /// How long it holds, from the claim on; 0 when the shard's leader does not say.
+    pub hold: Millis,
     /// When it was enqueued.
     pub enqueued_at: WallTime,
 }

@@ -25,6 +25,20 @@ pub enum Error {
         /// Who.
         worker: WorkerName,
     },
+    /// Another process works under this name.
+    #[error(
+        "worker {worker:?} is connected already from host {host}, process {pid}: give each process a name of its own, or wait until that one has ended",
+        host = host.as_deref().unwrap_or("unknown"),
+        pid = pid.map_or("unknown".to_owned(), |pid| pid.to_string())
+    )]
+    NameTaken {
+        /// Who.
+        worker: WorkerName,
+        /// Where the other one runs, if it said so.
+        host: Option<String>,
+        /// The other process, if it said so.
+        pid: Option<u32>,
+    },
     /// A task to be put back that nobody holds.
     #[error("task {id} is {state}: only a claimed task can be put back, and nobody holds this one")]
     NothingToPutBack {
@@ -100,6 +114,7 @@ impl Error {
             Error::NotFound(_) => "not_found",
             Error::InvalidToken => "invalid_token",
             Error::UnknownWorker { .. } => "unknown_worker",
+            Error::NameTaken { .. } => "not_unique",
             Error::NothingToPutBack { .. } => "not_claimed",
             Error::NotOneShard => "not_one_shard",
             Error::PayloadTooLarge { .. } | Error::EntryTooLarge { .. } => "payload_too_large",
@@ -116,7 +131,9 @@ impl Error {
     pub fn retry_after(&self) -> Option<Millis> {
         match self {
             Error::Rejected(Rejection::QueueFull { .. }) => Some(Millis::secs(2)),
-            Error::TooManyRequests { .. } | Error::Unavailable => Some(Millis::secs(1)),
+            Error::TooManyRequests { .. } | Error::Unavailable | Error::NameTaken { .. } => {
+                Some(Millis::secs(1))
+            }
             Error::Rejected(Rejection::Moved { .. }) => Some(Millis(100)),
             Error::MemoryFull { .. } => Some(Millis::secs(5)),
             _ => None,

@@ -293,6 +293,7 @@ mod tests {
             fence: Fence(n),
             deadline: Elapsed(1),
             deadline_wall: WallTime::from_millis(1),
+            hold: model::Millis(1),
             enqueued_at: WallTime::from_millis(1),
             ready_since: WallTime::from_millis(1),
             envelope: vec![0; bytes].into(),

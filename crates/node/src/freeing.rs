@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use crate::inner::Inner;
 use crate::session::{Session, is_loss};
 use crate::session_news::About;
+use crate::vouching::Voucher;
 
 /// How often silence is looked for. With 2.5 s of silence and a commit, well within 3 s.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -33,8 +34,8 @@ const ASK_EVERY: Millis = Millis(500);
 const HEAD_START: Millis = Millis(300);
 /// A worker that is heard this long after its stream broke has not gone with it: we learned of it late.
 const STILL_BEATS: Millis = Millis(1_000);
-/// A worker that holds nothing and has an open stream here counts as heard so often.
-const VOUCH_EVERY: Millis = Millis(500);
+/// How often it is looked for sessions that can be forgotten.
+const PRUNE_EVERY: Millis = Millis::secs(10);
 /// Sessions looked up in a shard at a time.
 const STEP: usize = 2_000;
 /// Ends proposed at once.
@@ -133,8 +134,10 @@ struct Watch {
     listening_since: Millis,
     led: BTreeMap<ShardId, Led>,
     looked_at_all: Option<Millis>,
+    pruned: Millis,
     asked: Millis,
     work: Arc<Mutex<Work>>,
+    voucher: Voucher,
 }
 
 impl Watch {
@@ -144,8 +147,10 @@ impl Watch {
             listening_since: now,
             led: BTreeMap::new(),
             looked_at_all: None,
+            pruned: now,
             asked: Millis(0),
             work: Arc::default(),
+            voucher: Voucher::default(),
         }
     }
 
@@ -156,15 +161,21 @@ impl Watch {
             return;
         }
         self.last = now;
-        vouch(inner, now);
+        self.voucher.vouch(inner, now);
         let leads_more = self.note_led(inner, now);
-        let mut suspects = inner
-            .sessions
-            .pick(|session| session.closed_for(now).is_some() || session.silent_for(now) >= ASK_AFTER);
         let is_time = self.looked_at_all.is_none_or(|at| now.0.saturating_sub(at.0) >= LOOK_AT_ALL_EVERY.0);
-        if leads_more || is_time {
+        let looks_at_all = leads_more || is_time;
+        // A stream that breaks is rung for: what is found here was not decided then.
+        let is_suspect = |session: &Session| {
+            session.silent_for(now) >= ASK_AFTER || (looks_at_all && session.closed_for(now).is_some())
+        };
+        let mut suspects = inner.sessions.pick(is_suspect);
+        if looks_at_all {
             self.looked_at_all = Some(now);
             suspects.extend(self.look_at_all(inner));
+        }
+        if now.0.saturating_sub(self.pruned.0) >= PRUNE_EVERY.0 {
+            self.pruned = now;
             inner.sessions.prune(now, |session| inner.holds_claims(session));
         }
         self.decide(inner, suspects, now);
@@ -343,27 +354,6 @@ impl Watch {
     }
 }
 
-/// Hears the workers that hold nothing and have an open stream here: a thousand idle workers need not beat every
-/// second. Whoever holds a claim must speak for itself.
-fn vouch(inner: &Inner, now: Millis) {
-    let idle =
-        inner.sessions.pick(|session| session.is_vouched_for() && session.silent_for(now) >= VOUCH_EVERY);
-    let wall = inner.clock.wall();
-    for sessions in idle.chunks(STEP) {
-        let mut holds = vec![false; sessions.len()];
-        for shard in inner.groups.all() {
-            inner.groups.look(shard, |state| {
-                for (session, holds) in sessions.iter().zip(&mut holds) {
-                    *holds = *holds || state.session_last(session.id).is_some();
-                }
-            });
-        }
-        for (session, _) in sessions.iter().zip(holds).filter(|(_, holds)| !holds) {
-            session.heard(now, wall);
-        }
-    }
-}
-
 /// Ends these sessions in their shards, all at once, and makes known which of them are over by that.
 async fn end_all(inner: Arc<Inner>, endings: Vec<Ending>, work: Arc<Mutex<Work>>) {
     let mut by_shard: BTreeMap<ShardId, Vec<usize>> = BTreeMap::new();
@@ -445,7 +435,7 @@ impl Inner {
     }
 
     /// Whether a session has claims, as far as our copies know.
-    fn holds_claims(&self, session: SessionId) -> bool {
+    pub(crate) fn holds_claims(&self, session: SessionId) -> bool {
         self.groups.all().any(|shard| self.groups.look(shard, |state| state.session_last(session)).is_some())
     }
 

@@ -20,7 +20,7 @@ use crate::held_clock::HeldClock;
 use crate::inner::Inner;
 use crate::life::admin;
 use crate::life::standing::{self, Life};
-use crate::link::{Handler, Links, ReplyTo};
+use crate::link::{Handler, Links, ReplyTo, Unheeded};
 use crate::{forward, member_peers, session_news, status};
 
 /// Takes what comes from other nodes.
@@ -165,10 +165,9 @@ impl Handler for Front {
                 let asked = body.clone();
                 self.tasks.spawn(async move {
                     let answer = forward::serve_propose(&inner, group, body).await;
-                    if let (true, Ok(answer)) = (reply.is_closed(), &answer) {
-                        forward::give_back_unheard(&inner, group, asked, answer.clone());
+                    if let (false, Ok(answer)) = (reply.deliver(answer.clone()), answer) {
+                        forward::give_back_unheard(&inner, group, asked, answer);
                     }
-                    reply.send(answer);
                 });
             }
             PeerKind::ReadIndex => {
@@ -182,8 +181,12 @@ impl Handler for Front {
         }
     }
 
-    fn too_much(&self, kind: PeerKind) -> Option<Bytes> {
-        (kind == PeerKind::Propose).then(|| forward::refusal_bytes(&Refusal::Full))
+    fn unheeded(&self, kind: PeerKind, why: Unheeded) -> Option<Bytes> {
+        let refusal = match why {
+            Unheeded::TooMuch => Refusal::Full,
+            Unheeded::Stranger => Refusal::Unavailable,
+        };
+        (kind == PeerKind::Propose).then(|| forward::refusal_bytes(&refusal))
     }
 
     fn connected(&self, _from: NodeId, _connection: u64) {}

@@ -17,7 +17,7 @@ use tokio::time::MissedTickBehavior;
 use crate::inner::Inner;
 
 /// How often the leaders are looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The shards without such a leader, as of the last look.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub(crate) struct Reach {
 
 impl Reach {
     /// Whether a shard had such a leader at the last look.
-    fn is_reached(&self, shard: ShardId) -> bool {
+    pub(crate) fn is_reached(&self, shard: ShardId) -> bool {
         !self.unreached.borrow().contains(&shard)
     }
 

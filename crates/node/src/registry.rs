@@ -17,6 +17,7 @@ use wire::gossip::SessionNews;
 use crate::error::Error;
 use crate::session::{Merged, Session, is_loss};
 use crate::session_news::Asks;
+use crate::vouching::Vouching;
 
 /// How long a lost worker is listed, and how long a session's end is remembered.
 pub(crate) const LOST_LISTED: Millis = Millis::mins(10);
@@ -37,6 +38,8 @@ pub(crate) struct Registry {
     pub(crate) endings: Endings,
     /// Questions to other nodes.
     pub(crate) asks: Asks,
+    /// For whom open streams speak, here and elsewhere.
+    pub(crate) vouching: Vouching,
     /// Nodes that want to be told everything.
     pub(crate) newcomers: Mutex<BTreeSet<NodeId>>,
     /// When it was last said that there is no room.

@@ -203,17 +203,19 @@ impl Inner {
             Turns::Near => self.now().0 / NEAR_TURN.0,
             Turns::Even => self.turn.fetch_add(1, Ordering::Relaxed),
         };
-        let in_turn = || (0..u64::from(count)).map(|n| nth_shard(turn + n, count));
-        let led_here = || in_turn().filter(|shard| self.groups.leads(*shard));
-        let near = match turns {
-            Turns::Near => {
-                let calm = |shard: &ShardId| self.groups.shard(*shard).calls_waiting() < CALM_CALLS_MAX;
-                led_here().find(calm).or_else(|| led_here().next())
+        if turns == Turns::Near {
+            // One that is led here without a quorum has no more use for the task than one without a leader.
+            let is_near = |shard: &ShardId| self.groups.leads(*shard) && self.reach.is_reached(*shard);
+            let load = |shard: ShardId| (shard, self.groups.shard(shard).calls_waiting());
+            let near: Vec<(ShardId, usize)> = self.groups.all().filter(is_near).map(load).collect();
+            if let Some(shard) = calmest(&near, turn) {
+                return shard;
             }
-            Turns::Even => None,
-        };
-        let led = || in_turn().find(|shard| self.groups.leader_of(*shard).is_some());
-        near.or_else(led).unwrap_or_else(|| nth_shard(turn, count))
+        }
+        let in_turn = || (0..u64::from(count)).map(|n| nth_shard(turn + n, count));
+        let led = || in_turn().filter(|shard| self.groups.leader_of(*shard).is_some());
+        let reached = led().find(|shard| self.reach.is_reached(*shard));
+        reached.or_else(|| led().next()).unwrap_or_else(|| nth_shard(turn, count))
     }
 
     async fn enqueue_in(
@@ -300,6 +302,14 @@ enum Turns {
     Even,
 }
 
+/// Whose turn it is among shards and how many calls wait in each: the next one that is calm, or the calmest.
+fn calmest(near: &[(ShardId, usize)], turn: u64) -> Option<ShardId> {
+    let first = (turn % near.len().max(1) as u64) as usize;
+    let in_turn = || near[first..].iter().chain(&near[..first]);
+    let calm = in_turn().find(|(_, waiting)| *waiting < CALM_CALLS_MAX);
+    calm.or_else(|| in_turn().min_by_key(|(_, waiting)| *waiting)).map(|(shard, _)| *shard)
+}
+
 /// Whether a task was refused because its queue lives elsewhere since a moment ago.
 fn is_moved(error: &Error) -> bool {
     match error {
@@ -383,5 +393,26 @@ fn new_task(task: TaskSpec, placed: &Placed, id: TaskId) -> NewTask {
         expires_in: task.expires_in,
         retention: task.retention,
         envelope: envelope.to_bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_led_here_take_equal_turns_and_the_calmest_comes_first_when_none_is_calm() {
+        let shard = |number| ShardId::new(number).unwrap();
+        let near = |waiting: [usize; 3]| [1, 2, 9].map(shard).into_iter().zip(waiting).collect::<Vec<_>>();
+        let (calm, busy) = (CALM_CALLS_MAX - 1, CALM_CALLS_MAX);
+        for (what, waiting, expected) in [
+            ("all calm", [calm, 0, calm], [1, 2, 9, 1, 2, 9]),
+            ("the second is busy", [0, busy, 0], [1, 9, 9, 1, 9, 9]),
+            ("all busy, the last least", [busy + 2, busy + 1, busy], [9; 6]),
+        ] {
+            let turns = (0..6).map(|turn| calmest(&near(waiting), 3 + turn).unwrap());
+            assert_eq!(turns.collect::<Vec<_>>(), expected.map(shard), "{what}");
+        }
+        assert_eq!(calmest(&[], 7), None);
     }
 }

@@ -5,9 +5,9 @@
 //! be lost, doubled or late, and whoever heard the same knows the same. Next: `registry.rs`, all of them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use model::{Fence, FreedReason, Millis, NodeId, QueueName, SessionId, TaskId, WallTime, WorkerName};
+use model::{Fence, FreedReason, Millis, NodeId, QueueName, SessionId, TaskId, WallTime, WorkerName, limits};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use wire::gossip::{self, Edition, Facts, SessionNews, Wish};
@@ -107,8 +107,6 @@ pub(crate) struct Session {
     beat_wall: AtomicU64,
     /// One more than when it was last heard here; 0 when it never was.
     heard_here: AtomicU64,
-    /// Streams of it here that speak for it while it holds nothing.
-    vouching: AtomicU32,
     unlisted: Mutex<HashMap<(TaskId, Fence), Millis>>,
     absent: Mutex<HashMap<(TaskId, Fence), Millis>>,
 }
@@ -126,7 +124,6 @@ impl Session {
             beat_at: AtomicU64::new(now.0),
             beat_wall: AtomicU64::new(wall.millis()),
             heard_here: AtomicU64::new(0),
-            vouching: AtomicU32::new(0),
             unlisted: Mutex::default(),
             absent: Mutex::default(),
         }
@@ -180,19 +177,9 @@ impl Session {
         }
     }
 
-    /// A stream here speaks for it from now on.
-    pub(crate) fn vouch(&self) {
-        self.vouching.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The stream does so no more.
-    pub(crate) fn vouch_no_more(&self) {
-        self.vouching.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Whether a stream here speaks for it.
-    pub(crate) fn is_vouched_for(&self) -> bool {
-        self.vouching.load(Ordering::Relaxed) > 0
+    /// A stream here speaks for it. The other nodes are told so in their own way.
+    pub(crate) fn vouched_for(&self, now: Millis, wall: WallTime) {
+        self.heard_at(now, wall);
     }
 
     /// How old the last beat is that was heard here, if there was one since `since`.
@@ -292,6 +279,22 @@ impl Session {
             false
         });
         is_news
+    }
+
+    /// Whether it has an open stream, at whichever node, and was heard not long ago.
+    pub(crate) fn is_at_work(&self, now: Millis) -> bool {
+        let asked = *self.asked.borrow();
+        let is_open = asked.closed.is_none_or(|closed| closed.stream != asked.stream);
+        asked.over.is_none()
+            && asked.stream != Edition::default()
+            && is_open
+            && self.silent_for(now) < limits::SILENCE
+    }
+
+    /// Whether a worker with these facts is the same process.
+    pub(crate) fn is_of(&self, facts: &WorkerFacts) -> bool {
+        let known = self.facts.read();
+        (&known.1.host, known.1.pid) == (&facts.host, facts.pid)
     }
 
     /// How long ago its stream broke, unless a newer one took its place.
@@ -513,6 +516,42 @@ mod tests {
         let merged = here.merge(&there.news(true, Millis(9)), Millis(9), WallTime::from_millis(9));
         assert!(merged.is_alarm && !merged.ended);
         assert_eq!(here.closed_for(Millis(9)), Some(Millis(2)));
+    }
+
+    #[test]
+    fn only_a_session_with_an_open_stream_is_at_work() {
+        let (now, wall) = (Millis(100), WallTime::from_millis(100));
+        let session = session();
+        session.heard(now, wall);
+        assert!(!session.is_at_work(now), "it has no stream");
+        let stream = session.next_stream(NodeId(1));
+        assert!(session.is_at_work(now));
+        let there = Session::told(&session.news(true, now), now, wall);
+        assert!(there.is_at_work(now), "also at another node");
+        assert!(!session.is_at_work(Millis(100 + limits::SILENCE.0)), "silent");
+        session.close(stream, now);
+        assert!(!session.is_at_work(now), "its stream broke");
+        session.next_stream(NodeId(2));
+        assert!(session.is_at_work(now), "and was opened anew");
+        session.end(FreedReason::Closed, 0, now);
+        assert!(!session.is_at_work(now), "it is over");
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_host_and_number() {
+        let session = session();
+        let facts =
+            |host: Option<&str>, pid| WorkerFacts { host: host.map(Into::into), pid, ..session.facts() };
+        assert!(session.is_of(&facts(None, None)), "who says nothing is the same");
+        session.set_facts(facts(Some("a"), Some(1)), NodeId(1));
+        for (what, host, pid, expected) in [
+            ("the same", Some("a"), Some(1), true),
+            ("another host", Some("b"), Some(1), false),
+            ("another process", Some("a"), Some(2), false),
+            ("one who says nothing", None, None, false),
+        ] {
+            assert_eq!(session.is_of(&facts(host, pid)), expected, "{what}");
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What nodes tell each other of sessions, and how it is heard.
 //!
-//! A change is told to all other nodes at once; twice a second, which workers were heard here since; and all
-//! that is known, to a node that was not reached before or had no room. A node that is told of a session it
+//! A change is told to all other nodes at once; twice a second, which workers were heard here since, and that this
+//! node still speaks for its idle ones (`vouching.rs`); and all that is known, to a node that was not reached before
+//! or had no room. A node that is told of a session it
 //! does not know asks the teller; one that knows more tells it back. Merging is `session.rs`'s.
 //!
 //! Next: `freeing.rs`, what follows for the claims.
@@ -23,6 +24,7 @@ use crate::inner::Inner;
 use crate::link::LinkEvent;
 use crate::registry::{HeardThere, LOST_LISTED, Learned, Registry};
 use crate::session::Session;
+use crate::vouching::VouchedTold;
 
 /// How often it is told which workers were heard.
 const TELL_EVERY: Duration = Duration::from_millis(500);
@@ -174,7 +176,13 @@ impl Inner {
             self.sessions.newcomers.lock().insert(from);
             self.sessions.changed.ring();
         }
-        let heard = self.sessions.hear(news, now, wall);
+        let mut heard = self.sessions.hear(news, now, wall);
+        if let Some(vouched) = &news.vouched
+            && !self.sessions.hear_vouched(from, vouched, now, wall, &mut heard)
+        {
+            // It says so again in half a second, should this be lost.
+            self.tell_news(from, gossip::encode(&News { wants_all: true, ..News::default() }));
+        }
         if heard.refused > 0 {
             self.say_full(from, heard.refused, now);
         }
@@ -293,7 +301,10 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                     teller.to_sync.insert(node);
                     teller.sync(&inner);
                 }
-                Ok(LinkEvent::Down(node)) => drop(teller.to_sync.remove(&node)),
+                Ok(LinkEvent::Down(node)) => {
+                    teller.to_sync.remove(&node);
+                    inner.sessions.vouching.forget(node);
+                }
                 Ok(LinkEvent::Gone(_)) => {}
                 Err(RecvError::Lagged(_)) => teller.to_sync.extend(inner.links.up()),
                 // The links end with the node.
@@ -312,6 +323,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         }
         if is_tick {
             teller.tell_heard(&inner);
+            teller.tell_vouched(&inner);
             teller.tell_stale(&inner);
             teller.sync(&inner);
         }
@@ -325,6 +337,7 @@ struct Teller {
     to_sync: BTreeSet<NodeId>,
     heard_at: Millis,
     stale_at: Millis,
+    vouched: VouchedTold,
 }
 
 impl Teller {
@@ -345,9 +358,20 @@ impl Teller {
     fn tell_heard(&mut self, inner: &Inner) {
         let now = inner.now();
         let since = std::mem::replace(&mut self.heard_at, now);
+        if inner.links.up().is_empty() {
+            return;
+        }
         let heard = inner.sessions.heard_since(since, now);
         for heard in heard.chunks(BEATS_IN_MESSAGE) {
             self.tell_bytes(inner, &gossip::encode(&News { heard: heard.to_vec(), ..News::default() }));
+        }
+    }
+
+    /// Tells for which idle workers this node speaks.
+    fn tell_vouched(&mut self, inner: &Inner) {
+        if let Some(vouched) = self.vouched.next(&inner.sessions.vouching, inner.now()) {
+            let news = News { vouched: Some(vouched), ..News::default() };
+            self.tell_bytes(inner, &gossip::encode(&news));
         }
     }
 
@@ -388,7 +412,14 @@ impl Teller {
             return;
         }
         let everything = inner.sessions.everything(inner.now());
-        self.to_sync.retain(|node| !(up.contains(node) && inner.tell_sessions(*node, everything.clone())));
+        let vouched = News {
+            vouched: Some(self.vouched.whole(&inner.sessions.vouching, inner.now())),
+            ..News::default()
+        };
+        let vouched = gossip::encode(&vouched);
+        let tell =
+            |node| inner.tell_sessions(node, everything.clone()) && inner.tell_news(node, vouched.clone());
+        self.to_sync.retain(|node| !(up.contains(node) && tell(*node)));
     }
 }
 

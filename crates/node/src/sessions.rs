@@ -18,7 +18,8 @@ use model::{
 };
 use state_machine::view::SessionClaim;
 use tokio::sync::watch;
-use wire::gossip::Edition;
+use tokio_util::sync::CancellationToken;
+use wire::gossip::{Edition, Wish};
 
 use crate::call::{Answer, BeatAnswer, Freshness, WorkerFacts, WorkerState};
 use crate::error::Error;
@@ -30,14 +31,32 @@ use crate::taken::{Carried, Return};
 use crate::{freeing, session_news};
 
 /// How long a broken stream may be replaced by another, here or elsewhere, before the session counts as
-/// closed: the new one may have been opened before the old one was seen to end.
-const REOPEN: Duration = Duration::from_millis(200);
+/// closed: its worker may have to try an address or two. With a commit, well within a second.
+const REOPEN: Duration = Duration::from_millis(600);
+/// Signs of life that come sooner after each other are one.
+const HEARD_EVERY: Millis = Millis(50);
+/// How long a worker waits to hear whether its session is unknown to all shards.
+const SURE_WAIT: Duration = Duration::from_millis(500);
 /// How long a beat waits to hear whether a claim is lost that the copy here does not have.
 const FRESH_WAIT: Duration = Duration::from_millis(250);
 
 impl Node {
-    /// Takes a worker in, or goes on with the session that it names.
+    /// Takes a worker in, or goes on with the session that it names. Other sessions of its name end.
     pub async fn register(&self, facts: WorkerFacts) -> Result<(SessionId, WorkerState), Error> {
+        self.take_in(facts, Namesake::GivesWay).await
+    }
+
+    /// The same, but refuses a worker whose name another process with an open stream has: two processes of one
+    /// name would end each other's sessions for ever, and use up the attempts of their tasks.
+    pub async fn register_alone(&self, facts: WorkerFacts) -> Result<(SessionId, WorkerState), Error> {
+        self.take_in(facts, Namesake::Stays).await
+    }
+
+    async fn take_in(
+        &self,
+        facts: WorkerFacts,
+        namesake: Namesake,
+    ) -> Result<(SessionId, WorkerState), Error> {
         let inner = &self.inner;
         if let Some(id) = facts.session
             && let Some(session) = inner.find_session(&facts.name, id).await?
@@ -48,6 +67,14 @@ impl Node {
             return Ok((session.id, session.state()));
         }
         let before = inner.sessions.all_of(&facts.name);
+        if namesake == Namesake::Stays {
+            let is_other =
+                |session: &&Arc<Session>| session.is_at_work(inner.now()) && !session.is_of(&facts);
+            if let Some(other) = before.iter().find(is_other) {
+                let WorkerFacts { host, pid, .. } = other.facts();
+                return Err(Error::NameTaken { worker: facts.name, host, pid });
+            }
+        }
         let id = SessionId(rand::random());
         let session = inner.add_session(id, facts.name.clone(), limits::SESSIONS_MAX)?;
         session.heard(inner.now(), inner.clock.wall());
@@ -67,6 +94,17 @@ impl Node {
         session: SessionId,
         running: Vec<(TaskId, Fence)>,
     ) -> Result<BeatAnswer, Error> {
+        self.beat_on_stream(worker, session, running, Vec::new()).await
+    }
+
+    /// The same; what is `on_the_way` to it counts as held, and nothing is told of it.
+    pub async fn beat_on_stream(
+        &self,
+        worker: &WorkerName,
+        session: SessionId,
+        running: Vec<(TaskId, Fence)>,
+        on_the_way: Vec<(TaskId, Fence)>,
+    ) -> Result<BeatAnswer, Error> {
         let inner = &self.inner;
         if running.len() > limits::BEAT_CLAIMS_MAX {
             return Err(Error::Invalid(format!(
@@ -80,8 +118,10 @@ impl Node {
         session.heard(now, inner.clock.wall());
         let held = inner.claims_of(session.id);
         let listed: HashSet<(TaskId, Fence)> = running.into_iter().collect();
+        let on_the_way: HashSet<(TaskId, Fence)> = on_the_way.into_iter().collect();
         let missing = held.iter().map(|claim| (claim.task, claim.fence));
-        let missing = missing.filter(|claim| !listed.contains(claim)).collect();
+        let missing =
+            missing.filter(|claim| !listed.contains(claim) && !on_the_way.contains(claim)).collect();
         for (task, fence) in session.unlisted(missing, now) {
             tracing::info!(%worker, %task, %fence, "claim given back: its worker does not know of it");
             let _ = inner.returns.send(Return { task, fence });
@@ -108,7 +148,9 @@ impl Node {
         let mut asked = session.subscribe();
         // The state as it is now is news to a new stream.
         asked.mark_changed();
-        Ok(SessionStream { inner: inner.clone(), session, edition, asked, is_vouching: false })
+        // A token of its own: thousands of streams do not meet at one lock.
+        let stopping = inner.stopping.child_token();
+        Ok(SessionStream { inner: inner.clone(), session, edition, asked, stopping, is_vouching: false })
     }
 
     /// Ends a worker's session in order: its claims wait again, and no attempt is used up. How many there
@@ -118,26 +160,60 @@ impl Node {
     }
 }
 
+/// What becomes of another process that has a worker's name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Namesake {
+    /// Its session ends.
+    GivesWay,
+    /// While it has an open stream, the newcomer is refused.
+    Stays,
+}
+
 /// A worker's held stream.
 pub struct SessionStream {
     inner: Arc<Inner>,
     session: Arc<Session>,
     edition: Edition,
     asked: watch::Receiver<Asked>,
+    stopping: CancellationToken,
     is_vouching: bool,
+}
+
+/// Rings when what a session's worker shall do may have changed. For whoever waits for much else beside it: one
+/// wait lasts until it rings, however often the others come first.
+pub struct SessionBell {
+    asked: watch::Receiver<Asked>,
+    stopping: CancellationToken,
+}
+
+impl SessionBell {
+    /// Returns when it rings: then see [`SessionStream::now`].
+    pub async fn rung(mut self) -> SessionBell {
+        tokio::select! {
+            // The session lives as long as whoever holds it, and asks.
+            _ = self.asked.changed() => {}
+            () = self.stopping.cancelled() => {}
+        }
+        self
+    }
 }
 
 impl SessionStream {
     /// Notes a sign of life that came on the stream.
     pub fn heard(&self) {
-        self.session.heard(self.inner.now(), self.inner.clock.wall());
+        let now = self.inner.now();
+        // Thousands a second are one: the clock that all share is not asked for each.
+        let recently = Millis(now.0.saturating_sub(HEARD_EVERY.0));
+        if self.session.heard_here_since(recently, now).is_none() {
+            self.session.heard(now, self.inner.clock.wall());
+        }
     }
 
     /// Lets the open stream speak for its worker while that holds nothing. For streams whose connection is asked
     /// now and then whether somebody is there.
     pub fn vouch(&mut self) {
         if !std::mem::replace(&mut self.is_vouching, true) {
-            self.session.vouch();
+            self.inner.sessions.vouching.begin(&self.session);
         }
     }
 
@@ -151,14 +227,48 @@ impl SessionStream {
         !self.session.is_stream(self.edition)
     }
 
+    /// A bell for [`SessionStream::now`].
+    pub fn bell(&self) -> SessionBell {
+        SessionBell { asked: self.asked.clone(), stopping: self.stopping.clone() }
+    }
+
+    /// Notes that its worker wants no more tasks.
+    pub fn drain(&self) {
+        if self.session.ask(Wish::Drain) {
+            self.inner.sessions.changed.add(self.session.id, false);
+        }
+    }
+
+    /// Ends this session in order, and no other of its worker: its claims wait again, and no attempt is used up. How
+    /// many there were. Goes on by itself when the caller goes away.
+    pub async fn leave(&self) -> Result<Answer<u64>, Error> {
+        let (inner, session) = (self.inner.clone(), self.session.clone());
+        Carried::new(async move {
+            let ended = inner.end_session(&session, FreedReason::Drained).await;
+            // A life before this one that was lost and has nothing left is not worth a line any more.
+            for before in inner.sessions.all_of(&session.name) {
+                if before.is_over() && !inner.holds_claims(before.id) {
+                    let _ = inner.end_session(&before, FreedReason::Drained).await;
+                }
+            }
+            ended
+        })
+        .await
+    }
+
     /// What the worker shall do, now and whenever that changes; nothing when the session has ended.
     pub async fn next(&mut self) -> Option<BeatAnswer> {
         tokio::select! {
             changed = self.asked.changed() => changed.ok()?,
-            () = self.inner.stopping.cancelled() => return None,
+            () = self.stopping.cancelled() => return None,
         }
+        self.now()
+    }
+
+    /// What the worker shall do now; nothing when the session has ended, or the node stops.
+    pub fn now(&mut self) -> Option<BeatAnswer> {
         let asked = *self.asked.borrow_and_update();
-        if asked.over.is_some() || asked.stream != self.edition {
+        if asked.over.is_some() || asked.stream != self.edition || self.stopping.is_cancelled() {
             return None;
         }
         let held = self.inner.claims_of(self.session.id);
@@ -174,7 +284,7 @@ impl SessionStream {
 impl Drop for SessionStream {
     fn drop(&mut self) {
         if self.is_vouching {
-            self.session.vouch_no_more();
+            self.inner.sessions.vouching.end(self.session.id);
         }
         if self.inner.stopping.is_cancelled()
             || self.session.is_over()
@@ -246,15 +356,30 @@ impl Inner {
             return Ok(self.sessions.of(worker, id));
         }
         if self.is_known_to_shards(worker, id) {
-            // Another live session of this worker stays: which of them is silent will show.
-            let session = self.add_session(id, worker.clone(), limits::SESSIONS_TOLD_MAX)?;
-            return Ok((!session.is_over()).then_some(session));
+            return self.take_up(worker, id);
         }
-        if !is_answered && self.has_other_nodes() {
+        if !self.has_other_nodes() {
+            return Ok(None);
+        }
+        if !is_answered {
             // Nobody whom we reach has said no: a worker that is sent away loses what it holds.
             return Err(Error::Unavailable);
         }
-        Ok(None)
+        // The other may know as little, when all of them have just started: only the newest state of the shards tells.
+        // Not for long: who comes again finds what was learned meanwhile.
+        let fresh = self.groups.wait_for(self.groups.all(), Freshness::Linearizable);
+        tokio::time::timeout(SURE_WAIT, fresh).await.map_err(|_| Error::Unavailable)??;
+        match self.is_known_to_shards(worker, id) {
+            true => self.take_up(worker, id),
+            false => Ok(self.sessions.of(worker, id)),
+        }
+    }
+
+    /// Goes on with a session of which the shards have claims.
+    fn take_up(&self, worker: &WorkerName, id: SessionId) -> Result<Option<Arc<Session>>, Error> {
+        // Another live session of this worker stays: which of them is silent will show.
+        let session = self.add_session(id, worker.clone(), limits::SESSIONS_TOLD_MAX)?;
+        Ok((!session.is_over()).then_some(session))
     }
 
     fn is_known_to_shards(&self, worker: &WorkerName, id: SessionId) -> bool {
@@ -266,7 +391,10 @@ impl Inner {
     }
 
     fn has_other_nodes(&self) -> bool {
-        self.groups.catalog.read_stale(|catalog| catalog.nodes().any(|(node, _)| node != self.node))
+        let catalog = &self.groups.catalog;
+        catalog.read_stale(|catalog| catalog.nodes().any(|(node, _)| node != self.node))
+            // A node that has just started may have nothing of the catalog yet, but knows whom it votes with.
+            || catalog.members().voters.iter().any(|member| member.node() != self.node)
     }
 
     /// Adds a session of which nothing is known but whose it is, if there are fewer than `max`.
@@ -343,11 +471,9 @@ impl Inner {
             Some(view) => match view.state {
                 StateKind::Claimed if view.claim.is_some_and(|claim| claim.cancel_requested) => Fate::Lost,
                 // The worker ended it itself: its beat crossed the answer.
-                StateKind::Claimed
-                | StateKind::Done
-                | StateKind::Dead
-                | StateKind::Failed
-                | StateKind::Retrying => Fate::Fine,
+                StateKind::Claimed | StateKind::Done | StateKind::Retrying => Fate::Fine,
+                // `dead` and `failed` too, by the last deadline or as a poison pill: whoever ended it itself does not
+                // mind to hear it.
                 _ => Fate::Lost,
             },
         }

@@ -202,6 +202,7 @@ mod tests {
             fence: Fence(1),
             deadline: model::Elapsed(2),
             deadline_wall: WallTime::from_millis(2),
+            hold: Millis(1),
             enqueued_at: WallTime::from_millis(1),
             ready_since: WallTime::from_millis(1),
         }

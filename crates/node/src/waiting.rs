@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use model::command::{Claim as ClaimCommand, ClaimById, ClaimQueue};
-use model::{Claimed, Command, KeyHash, Millis, QueueName, Reply, ShardId, WorkerName, limits};
+use model::{Claimed, Command, KeyHash, Millis, QueueName, Reply, ShardId, limits};
 use state_machine::Shard;
 use wire::envelope::Envelope;
 use wire::reply::ClaimHead;
@@ -28,7 +28,8 @@ use crate::call::{Answer, Claim, ClaimByIdCall, ClaimCall};
 use crate::error::Error;
 use crate::inner::{Inner, Node};
 use crate::lines::{Asked, Offer, Share, Stock, Waiter};
-use crate::requests::Turn;
+use crate::reach::LOOK_EVERY;
+use crate::requests::{Turn, request_key};
 use crate::route::{Call, LEADER_WAIT};
 use crate::session::Session;
 use crate::stats::Operation;
@@ -43,8 +44,6 @@ const LEADER_WAIT_IN_LINE: Duration = Duration::from_millis(200);
 const MUTED_SILENT: Duration = Duration::from_millis(100);
 /// How long a claim that has something waits for the other shards that it asked.
 const STRAGGLERS_WAIT: Duration = Duration::from_millis(250);
-/// Between two questions whether a request is known already.
-const REPEAT_PAUSE: Duration = Duration::from_millis(50);
 /// How long after its wait a claim hears what it has asked for. What comes later is given back.
 const LATE: Duration = Duration::from_secs(2);
 /// How long a promise waits for the copy here to see what became of it.
@@ -104,11 +103,13 @@ impl Drop for Parked<'_> {
 
 /// What every shard is asked of one call.
 pub(crate) struct Ask {
-    call: ClaimCall,
-    request: Option<KeyHash>,
+    pub(crate) call: ClaimCall,
+    pub(crate) request: Option<KeyHash>,
     /// Keeps a repeat of the same request waiting until this one is through.
     turn: Option<Arc<Turn>>,
-    session: Option<Arc<Session>>,
+    pub(crate) session: Option<Arc<Session>>,
+    /// Until when one that cannot wait in line looks for leaders.
+    leaders_until: tokio::time::Instant,
 }
 
 impl Node {
@@ -120,8 +121,9 @@ impl Node {
         if let Some(session) = session.as_ref().filter(|session| !session.may_claim()) {
             return inner.wait_for_nothing(session, call.wait).await;
         }
-        let until = tokio::time::Instant::now() + Duration::from(call.wait);
-        let mut ask = Ask { call, request: None, turn: None, session };
+        let now = tokio::time::Instant::now();
+        let until = now + Duration::from(call.wait);
+        let mut ask = Ask { call, request: None, turn: None, session, leaders_until: now + LEADER_WAIT };
         if let Some(id) = &ask.call.request_id {
             let request = request_key(&ask.call.worker, id);
             ask.request = Some(request);
@@ -241,7 +243,7 @@ impl Inner {
     /// reached the copies here.
     async fn look_again(self: &Arc<Inner>, ask: &Ask) -> Result<Vec<Taken>, Error> {
         if !self.groups.all().all(|shard| self.groups.leads(shard)) {
-            self.groups.catch_up(CATCH_UP_WAIT).await;
+            self.groups.catch_up(CATCH_UP_WAIT.min(ask.leader_wait())).await;
             let taken = self.gather(ask, ask.call.max, None).await?;
             if !taken.is_empty() {
                 return Ok(taken);
@@ -295,7 +297,9 @@ impl Inner {
         until: tokio::time::Instant,
     ) -> Result<Vec<Taken>, Error> {
         let shards = self.shards_of(&ask.call.queues);
-        let mut cut_off = std::pin::pin!(self.reach.until_cut_off(&shards, LEADER_WAIT));
+        // It may take a look until that is seen at all.
+        let long = LEADER_WAIT - LOOK_EVERY;
+        let mut cut_off = std::pin::pin!(self.reach.until_cut_off(&shards, long));
         let parked = self.park(&ask.call.queues, ask.call.max, Some(ask.clone()))?;
         loop {
             parked.enter();
@@ -317,6 +321,7 @@ impl Inner {
                     }
                 };
                 let Ok(taken) = tokio::time::timeout_at(until + LATE, take).await else { break };
+                let is_used_up = self.is_used_up(ask, &taken);
                 let mut gathered = Vec::new();
                 let count = match keep(&mut gathered, taken) {
                     Err(error) if is_passing(&error) => 0,
@@ -330,12 +335,15 @@ impl Inner {
                     }
                     return Ok(gathered);
                 }
+                if is_used_up {
+                    return Ok(Vec::new());
+                }
             }
             match woken {
                 Woken::Gone => return Ok(Vec::new()),
                 Woken::CutOff if self.is_cut_off(&shards) => break,
                 // A leader was found since the last look.
-                Woken::CutOff => cut_off.set(self.reach.until_cut_off(&shards, LEADER_WAIT)),
+                Woken::CutOff => cut_off.set(self.reach.until_cut_off(&shards, long)),
                 Woken::Offer => {}
                 Woken::Late => break,
             }
@@ -474,7 +482,12 @@ impl Inner {
     }
 
     /// Asks one shard.
-    async fn claim_in(self: &Arc<Inner>, shard: ShardId, call: Call, keep: Keep) -> Result<Taken, Error> {
+    pub(crate) async fn claim_in(
+        self: &Arc<Inner>,
+        shard: ShardId,
+        call: Call,
+        keep: Keep,
+    ) -> Result<Taken, Error> {
         let since = Instant::now();
         let applied = match self.groups.propose_call(shard, &call).await {
             Ok(mut applied) => applied.pop().expect("one command has one outcome"),
@@ -494,46 +507,6 @@ impl Inner {
                 Err(rejection.into())
             }
         }
-    }
-
-    /// The same as [`Inner::repeat`], again while a shard cannot say and the claim can wait.
-    async fn repeat_until(
-        self: &Arc<Inner>,
-        ask: &Ask,
-        request: KeyHash,
-        until: tokio::time::Instant,
-    ) -> Result<Option<Vec<Taken>>, Error> {
-        let shards = self.shards_of(&ask.call.queues);
-        loop {
-            let error = match self.repeat(ask, request).await {
-                Err(error) if is_passing(&error) => error,
-                known => return known,
-            };
-            tokio::select! {
-                () = tokio::time::sleep(REPEAT_PAUSE) => {}
-                () = Session::until_no_claims(ask.session.as_deref()) => return Err(error),
-                () = self.stopping.cancelled() => return Err(error),
-            }
-            // Who reaches nobody says so at once: the caller may ask another node.
-            if tokio::time::Instant::now() >= until || self.is_cut_off(&shards) {
-                return Err(error);
-            }
-        }
-    }
-
-    /// Asks the shards that know this request; nothing when none does.
-    async fn repeat(self: &Arc<Inner>, ask: &Ask, request: KeyHash) -> Result<Option<Vec<Taken>>, Error> {
-        let looks = self.groups.all().map(|shard| async move {
-            let known = self.groups.read(shard, |state| state.knows_request(request)).await?;
-            Ok::<_, Error>(known.then_some(shard))
-        });
-        let known: Vec<Option<ShardId>> = futures::future::try_join_all(looks).await?;
-        let mut taken = Vec::new();
-        for shard in known.into_iter().flatten() {
-            let claim = Call::new::<Shard>(&[ask.command(ask.call.max)]);
-            taken.push(self.claim_in(shard, claim, ask.keep()).await?);
-        }
-        Ok((!taken.is_empty()).then_some(taken))
     }
 
     /// Makes the answer, sorted by the order of the queues, then priority, then age.
@@ -581,6 +554,7 @@ impl Inner {
             token: self.mint.token(claim.id, claim.fence),
             fence: claim.fence,
             deadline: claim.deadline_wall,
+            hold: claim.hold,
             enqueued_at: claim.enqueued_at,
         })
     }
@@ -589,7 +563,10 @@ impl Inner {
 impl Ask {
     /// One that can wait in line need not wait for a leader.
     fn leader_wait(&self) -> Duration {
-        if self.call.wait.0 > 0 { LEADER_WAIT_IN_LINE } else { LEADER_WAIT }
+        match self.call.wait.0 {
+            0 => self.leaders_until.saturating_duration_since(tokio::time::Instant::now()),
+            _ => LEADER_WAIT_IN_LINE,
+        }
     }
 
     /// Whether claims that its caller did not hear of are given back before their deadline.
@@ -597,11 +574,11 @@ impl Ask {
         self.request.is_none() || self.session.is_some()
     }
 
-    fn keep(&self) -> Keep {
+    pub(crate) fn keep(&self) -> Keep {
         Keep { repeatable: self.request.is_some(), session: self.session.clone() }
     }
 
-    fn command(&self, max: u32) -> Command {
+    pub(crate) fn command(&self, max: u32) -> Command {
         Command::Claim(ClaimCommand {
             queues: self.call.queues.clone(),
             worker: self.call.worker.clone(),
@@ -656,10 +633,10 @@ fn by_shard(mut promised: Promised) -> Vec<Promised> {
     shards
 }
 
-/// Whether a claim that waits goes on waiting: a shard had no leader, or its answer was lost. What a lost
-/// answer brought is given back by its session's beats, or ends with its deadline.
-fn is_passing(error: &Error) -> bool {
-    matches!(error, Error::Unavailable | Error::Timeout)
+/// Whether a claim that waits goes on waiting: a shard had no leader or no room for it, or its answer was lost. What
+/// a lost answer brought is given back by its session's beats, or ends with its deadline.
+pub(crate) fn is_passing(error: &Error) -> bool {
+    matches!(error, Error::Unavailable | Error::Timeout | Error::TooManyRequests { .. })
 }
 
 /// Keeps what was taken; an error only when there is nothing else. How many claims came.
@@ -696,12 +673,20 @@ fn in_turn(queues: &[ClaimQueue]) -> Vec<&ClaimQueue> {
     order
 }
 
-/// A request id, told apart by its worker.
-fn request_key(worker: &WorkerName, id: &str) -> KeyHash {
-    let mut hasher = blake3::Hasher::new();
-    // A worker's name holds no NUL.
-    hasher.update(worker.as_str().as_bytes()).update(&[0]).update(id.as_bytes());
-    let mut bytes = [0u8; 16];
-    hasher.finalize_xof().fill(&mut bytes);
-    KeyHash(u128::from_be_bytes(bytes))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_that_waits_goes_on_when_the_reason_passes() {
+        for (error, expected) in [
+            (Error::Unavailable, true),
+            (Error::Timeout, true),
+            (crate::route::full(), true),
+            (Error::DiskFull, false),
+            (Error::Invalid(String::new()), false),
+        ] {
+            assert_eq!(is_passing(&error), expected, "{error}");
+        }
+    }
 }

@@ -94,7 +94,10 @@ impl<M: Codec> Replica<M> {
     ) {
         let round = TURN * members as u32;
         let (raft, stop) = (self.inner.raft.clone(), self.inner.stop.subscribe());
-        let (shared, voters) = (self.inner.shared.clone(), self.members().voters);
+        let (shared, members_now) = (self.inner.shared.clone(), self.members());
+        // Two sets of voters, each with a majority of its own, are for the engine to ask.
+        let ask = if members_now.is_joint { Ask::IfUnled } else { ask };
+        let voters = members_now.voters;
         tokio::spawn(async move {
             sleep(TURN * turn as u32).await;
             for _ in 0..TRIES {

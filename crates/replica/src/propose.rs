@@ -183,29 +183,45 @@ pub(crate) async fn send_all<R>(inbox: &Inbox<R>, pieces: &[Piece], deadline: In
 /// Where commands wait for the next entry.
 pub(crate) struct Inbox<R> {
     queue: mpsc::Sender<Part<R>>,
-    /// What waits in it.
-    bytes: Arc<AtomicUsize>,
+    load: Arc<Load>,
+}
+
+/// What waits for an entry, received or not.
+#[derive(Default)]
+struct Load {
+    calls: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Load {
+    fn less(&self, calls: usize, bytes: usize) {
+        self.calls.fetch_sub(calls, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 /// The other end of an [`Inbox`].
 pub(crate) struct Gatherer<R> {
     queue: mpsc::Receiver<Part<R>>,
-    bytes: Arc<AtomicUsize>,
+    load: Arc<Load>,
     /// Those that were received and are in no entry yet.
     carried: VecDeque<Part<R>>,
+    /// The last entry did not take them all.
+    has_rest: bool,
 }
 
 /// An inbox and its other end.
 pub(crate) fn inbox<R>() -> (Inbox<R>, Gatherer<R>) {
     let (sender, queue) = mpsc::channel(INBOX_CALLS_MAX);
-    let bytes = Arc::new(AtomicUsize::new(0));
-    (Inbox { queue: sender, bytes: bytes.clone() }, Gatherer { queue, bytes, carried: VecDeque::new() })
+    let load = Arc::<Load>::default();
+    let gatherer = Gatherer { queue, load: load.clone(), carried: VecDeque::new(), has_rest: false };
+    (Inbox { queue: sender, load }, gatherer)
 }
 
 impl<R> Inbox<R> {
     /// How many calls wait.
     pub(crate) fn waiting(&self) -> usize {
-        INBOX_CALLS_MAX - self.queue.capacity()
+        self.load.calls.load(Ordering::Relaxed)
     }
 
     /// Hands commands over; the answer comes through what is returned.
@@ -215,9 +231,9 @@ impl<R> Inbox<R> {
         if let Some(error) = piece.too_large() {
             return Err(error);
         }
-        let waiting = self.bytes.fetch_add(len, Ordering::Relaxed);
+        let waiting = self.load.bytes.fetch_add(len, Ordering::Relaxed);
+        let calls = self.load.calls.fetch_add(1, Ordering::Relaxed);
         let part = if piece.is_new_work { NEW_WORK_PART } else { 1 };
-        let calls = self.waiting();
         let sent = match waiting > INBOX_BYTES_MAX / part || calls >= INBOX_CALLS_MAX / part {
             true => Err(Error::Full),
             false => self
@@ -229,7 +245,7 @@ impl<R> Inbox<R> {
                 }),
         };
         if let Err(error) = sent {
-            self.bytes.fetch_sub(len, Ordering::Relaxed);
+            self.load.less(1, len);
             return Err(error);
         }
         Ok(answer)
@@ -253,11 +269,16 @@ impl<R> Gatherer<R> {
         self.carried.len() + self.queue.len()
     }
 
-    /// Waits until `enough` calls wait, but not for long.
+    /// Whether no more would fit into the next entry.
+    fn is_full(&self) -> bool {
+        self.has_rest || self.load.bytes.load(Ordering::Relaxed) >= ENTRY_BYTES_MAX
+    }
+
+    /// Waits until `enough` calls wait, but not for long, and not for what would not fit.
     async fn company(&mut self, enough: usize) {
         let late = sleep(COMPANY_WAIT);
         tokio::pin!(late);
-        while self.waiting() < enough {
+        while self.waiting() < enough && !self.is_full() {
             tokio::select! {
                 biased;
                 part = self.queue.recv() => match part {
@@ -285,7 +306,8 @@ impl<R> Gatherer<R> {
             commands += part.commands;
             parts.push(part);
         }
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.load.less(parts.len(), bytes);
+        self.has_rest = !self.carried.is_empty();
         parts
     }
 
@@ -309,7 +331,8 @@ impl<R> Gatherer<R> {
     fn refuse_waiting(&mut self, error: &Error) {
         let waiting = std::iter::from_fn(|| self.queue.try_recv().ok());
         let parts: Vec<_> = self.carried.drain(..).chain(waiting).collect();
-        self.bytes.fetch_sub(parts.iter().map(|part| part.bytes.len()).sum(), Ordering::Relaxed);
+        self.load.less(parts.len(), parts.iter().map(|part| part.bytes.len()).sum());
+        self.has_rest = false;
         refuse(parts, error);
     }
 }
@@ -470,6 +493,21 @@ mod tests {
             assert_eq!(fill(false), all - new, "{what}");
             assert!(matches!(inbox.send(piece(bytes, false)), Err(Error::Full)), "{what}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_entry_does_not_wait_for_company_that_would_not_fit() {
+        let (inbox, mut gatherer) = inbox::<()>();
+        let mut answers = vec![inbox.send(piece(1, true)).unwrap()];
+        assert!(futures::poll!(std::pin::pin!(gatherer.company(9))).is_pending(), "there is room");
+        assert_eq!((inbox.waiting(), gatherer.waiting()), (1, 1), "who was received still waits");
+        answers.extend((0..3).map(|_| inbox.send(piece(ENTRY_BYTES_MAX / 2, true)).unwrap()));
+        assert!(futures::poll!(std::pin::pin!(gatherer.company(9))).is_ready(), "it is full");
+        assert_eq!(gatherer.gather().len(), 2);
+        assert_eq!(inbox.waiting(), 2);
+        assert!(futures::poll!(std::pin::pin!(gatherer.company(9))).is_ready(), "some were left over");
+        assert_eq!((gatherer.gather().len(), inbox.waiting()), (2, 0));
+        assert!(futures::poll!(std::pin::pin!(gatherer.company(9))).is_pending());
     }
 
     /// Answers what waits, in order.

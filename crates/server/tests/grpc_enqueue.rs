@@ -26,7 +26,7 @@ impl Producer {
     }
 
     async fn enqueue(&self, seq: u64, task: grpc::Task) {
-        self.say.send(grpc::EnqueueItem { seq, task: Some(task) }).await.unwrap();
+        self.say.send(item(seq, Some(task))).await.unwrap();
     }
 
     /// What became of so many.
@@ -41,6 +41,10 @@ impl Producer {
         }
         results
     }
+}
+
+fn item(seq: u64, task: Option<grpc::Task>) -> grpc::EnqueueItem {
+    grpc::EnqueueItem { seq, task, more: Vec::new() }
 }
 
 fn task(queue: &str, payload: String) -> grpc::Task {
@@ -61,7 +65,7 @@ async fn many_in_flight_are_each_answered_by_their_number() {
     let sending = tokio::spawn(async move {
         for seq in 0..TASKS {
             let task = Some(task("mail", seq.to_string()));
-            say.send(grpc::EnqueueItem { seq, task }).await.unwrap();
+            say.send(item(seq, task)).await.unwrap();
         }
     });
     let results = producer.results(TASKS as usize).await;
@@ -89,7 +93,7 @@ async fn what_is_wrong_with_one_does_not_touch_the_others() {
     producer.enqueue(2, task("mail", "{".to_owned())).await;
     producer.enqueue(3, task("a b", "1".to_owned())).await;
     producer.enqueue(4, task("full", "1".to_owned())).await;
-    producer.say.send(grpc::EnqueueItem { seq: 5, task: None }).await.unwrap();
+    producer.say.send(item(5, None)).await.unwrap();
     producer.enqueue(6, task("mail", format!("\"{}\"", "x".repeat(2 * 1024 * 1024)))).await;
     producer.enqueue(7, keyed.clone()).await;
     let mut results = producer.results(7).await;
@@ -111,6 +115,24 @@ async fn what_is_wrong_with_one_does_not_touch_the_others() {
         (8, "duplicate"),
     ];
     assert_eq!(told, expected.map(|(seq, word)| (seq, word.to_owned())));
+    harness.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_of_one_message_are_numbered_on_from_the_first() {
+    let harness = start().await;
+    let mut producer = Producer::begin(&harness).await;
+    let good = || task("mail", "1".to_owned());
+    let more = vec![good(), task("mail", "{".to_owned()), good()];
+    producer.say.send(grpc::EnqueueItem { seq: 10, task: Some(good()), more }).await.unwrap();
+    producer.say.send(grpc::EnqueueItem { seq: 20, task: None, more: vec![good()] }).await.unwrap();
+    let results = producer.results(6).await;
+    let good = |seq: u64| matches!(results[&seq], Outcome::Enqueued(_));
+    assert_eq!([10, 11, 12, 13, 20, 21].map(good), [true, true, false, true, false, true]);
+    let more = vec![task("mail", "1".to_owned()); 10_001];
+    producer.say.send(grpc::EnqueueItem { seq: 30, task: None, more }).await.unwrap();
+    let refused = tokio::time::timeout(Duration::from_secs(30), producer.hear.message()).await.unwrap();
+    assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
     harness.stop().await;
 }
 
@@ -146,5 +168,39 @@ async fn a_stream_ends_when_all_is_answered_and_when_the_server_stops() {
     other.results(1).await;
     let (ended, ()) = tokio::join!(other.hear.message(), harness.stop_server());
     assert_eq!(support::code_of(&ended.unwrap_err()), "unavailable");
+    harness.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_item_that_is_too_large_ends_the_stream_after_all_before_it_were_answered() {
+    let harness = start().await;
+    let mut producer = Producer::begin(&harness).await;
+    for seq in 1..=50 {
+        producer.enqueue(seq, task("mail", seq.to_string())).await;
+    }
+    producer.enqueue(51, task("mail", " ".repeat(33 * 1024 * 1024))).await;
+    let results = producer.results(50).await;
+    assert!(results.values().all(|outcome| matches!(outcome, Outcome::Enqueued(_))), "{results:?}");
+    let ended = tokio::time::timeout(Duration::from_secs(30), producer.hear.message()).await.unwrap();
+    assert_eq!(support::code_of(&ended.unwrap_err()), "payload_too_large");
+    harness.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_may_bring_as_many_as_it_is_said_to_and_more_end_the_stream() {
+    let harness = start().await;
+    let mut producer = Producer::begin(&harness).await;
+    let message = |seq: u64, more: usize| {
+        let task = || task("mail", "1".to_owned());
+        grpc::EnqueueItem { seq, task: Some(task()), more: vec![task(); more] }
+    };
+    producer.enqueue(1, task("mail", "1".to_owned())).await;
+    producer.say.send(message(2, 10_000)).await.unwrap();
+    producer.say.send(message(20_000, 10_001)).await.unwrap();
+    let results = producer.results(10_002).await;
+    assert!(results.keys().copied().eq(1..=10_002), "numbered on");
+    assert!(results.values().all(|outcome| matches!(outcome, Outcome::Enqueued(_))));
+    let ended = tokio::time::timeout(Duration::from_secs(30), producer.hear.message()).await.unwrap();
+    assert_eq!(support::code_of(&ended.unwrap_err()), "invalid_request", "what it took was answered first");
     harness.stop().await;
 }

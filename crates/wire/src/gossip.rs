@@ -109,8 +109,26 @@ pub struct News {
     pub sessions: Vec<SessionNews>,
     /// Sessions whose workers it heard since it told last, and how long ago that was.
     pub heard: Vec<(SessionId, Millis)>,
-    /// The teller has just started: it wants to be told everything.
+    /// The teller has just started, or has missed something: it wants to be told everything.
     pub wants_all: bool,
+    /// For whom it speaks.
+    pub vouched: Option<Vouched>,
+}
+
+/// For which sessions a node speaks, since they held nothing and had an open stream there `age` ago: they count as
+/// heard then. Told as changes of what was told before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Vouched {
+    /// Grows by one with every change; who did not hear the one before wants all.
+    pub edition: u64,
+    /// `added` is all of them, whatever was told before.
+    pub is_whole: bool,
+    /// Those who were not among them.
+    pub added: Vec<SessionId>,
+    /// Those who are not any more.
+    pub removed: Vec<SessionId>,
+    /// How long ago the node looked.
+    pub age: Millis,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -199,6 +217,23 @@ struct NewsMessage {
     heard_ages_ms: Vec<u64>,
     #[prost(bool, tag = "4")]
     wants_all: bool,
+    #[prost(message, optional, tag = "5")]
+    vouched: Option<VouchedMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct VouchedMessage {
+    #[prost(fixed64, tag = "1")]
+    edition: u64,
+    #[prost(bool, tag = "2")]
+    is_whole: bool,
+    /// Upper half, lower half, of each session.
+    #[prost(fixed64, repeated, tag = "3")]
+    added: Vec<u64>,
+    #[prost(fixed64, repeated, tag = "4")]
+    removed: Vec<u64>,
+    #[prost(uint64, tag = "5")]
+    age_ms: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -219,6 +254,13 @@ pub fn encode(news: &News) -> Bytes {
         heard: halves(news.heard.iter().map(|(session, _)| *session)),
         heard_ages_ms: news.heard.iter().map(|(_, age)| age.0).collect(),
         wants_all: news.wants_all,
+        vouched: news.vouched.as_ref().map(|vouched| VouchedMessage {
+            edition: vouched.edition,
+            is_whole: vouched.is_whole,
+            added: halves(vouched.added.iter().copied()),
+            removed: halves(vouched.removed.iter().copied()),
+            age_ms: vouched.age.0,
+        }),
     };
     message.encode_to_vec().into()
 }
@@ -231,10 +273,20 @@ pub fn decode(bytes: Bytes) -> Result<News, Malformed> {
         return Err(Malformed::Value("ages of beats"));
     }
     let ages = message.heard_ages_ms.into_iter().map(Millis);
+    let vouched = |vouched: VouchedMessage| {
+        Ok::<_, Malformed>(Vouched {
+            edition: vouched.edition,
+            is_whole: vouched.is_whole,
+            added: sessions(&vouched.added)?,
+            removed: sessions(&vouched.removed)?,
+            age: Millis(vouched.age_ms),
+        })
+    };
     Ok(News {
         sessions: message.sessions.into_iter().filter_map(|session| session.try_into().ok()).collect(),
         heard: heard.into_iter().zip(ages).collect(),
         wants_all: message.wants_all,
+        vouched: message.vouched.map(vouched).transpose()?,
     })
 }
 
@@ -416,6 +468,13 @@ mod tests {
             sessions: vec![full(), bare(), stop],
             heard: vec![(SessionId(9), Millis(17)), (SessionId(1 << 70), Millis(0))],
             wants_all: true,
+            vouched: Some(Vouched {
+                edition: u64::MAX,
+                is_whole: true,
+                added: vec![SessionId(5), SessionId(u128::MAX)],
+                removed: vec![SessionId(6)],
+                age: Millis(400),
+            }),
         };
         assert_eq!(decode(encode(&news)).unwrap(), news);
         assert_eq!(decode(Bytes::new()).unwrap(), News::default());
@@ -447,6 +506,13 @@ mod tests {
         let bytes = |message: NewsMessage| Bytes::from(message.encode_to_vec());
         for (what, bytes) in [
             ("half a session", bytes(NewsMessage { heard: vec![1], ..Default::default() })),
+            (
+                "half a session that is spoken for",
+                bytes(NewsMessage {
+                    vouched: Some(VouchedMessage { added: vec![1], ..Default::default() }),
+                    ..Default::default()
+                }),
+            ),
             ("a beat without an age", bytes(NewsMessage { heard: vec![1, 2], ..Default::default() })),
             ("bytes that are none", Bytes::from_static(&[0x0a, 0xff])),
         ] {
@@ -466,12 +532,18 @@ mod tests {
             ("too many queues", SessionMessage { facts: Some(many), ..good() }),
         ] {
             let sessions = vec![SessionMessage::from(&full()), session, good()];
-            let message =
-                NewsMessage { sessions, heard: vec![1, 2], heard_ages_ms: vec![3], wants_all: true };
+            let message = NewsMessage {
+                sessions,
+                heard: vec![1, 2],
+                heard_ages_ms: vec![3],
+                wants_all: true,
+                vouched: None,
+            };
             let expected = News {
                 sessions: vec![full(), bare()],
                 heard: vec![(SessionId(1 << 64 | 2), Millis(3))],
                 wants_all: true,
+                vouched: None,
             };
             assert_eq!(decode(message.encode_to_vec().into()).unwrap(), expected, "{what}");
         }

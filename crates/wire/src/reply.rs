@@ -297,6 +297,8 @@ struct ClaimedMessage {
     ready_since_ms: u64,
     #[prost(bytes = "bytes", tag = "10")]
     envelope: Bytes,
+    #[prost(uint64, tag = "11")]
+    hold_ms: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -358,6 +360,7 @@ impl From<&Claimed> for ClaimedMessage {
             enqueued_at_ms: claim.enqueued_at.millis(),
             ready_since_ms: claim.ready_since.millis(),
             envelope: claim.envelope.clone(),
+            hold_ms: claim.hold.0,
         }
     }
 }
@@ -374,6 +377,7 @@ impl TryFrom<ClaimedMessage> for Claimed {
             fence: Fence(message.fence),
             deadline: Elapsed(message.deadline_elapsed_ms),
             deadline_wall: WallTime::from_millis(message.deadline_wall_ms),
+            hold: Millis(message.hold_ms),
             enqueued_at: WallTime::from_millis(message.enqueued_at_ms),
             ready_since: WallTime::from_millis(message.ready_since_ms),
             envelope: message.envelope,

@@ -6,8 +6,8 @@
 use bytes::Bytes;
 use model::catalog::{CatalogReply, ClusterFacts};
 use model::{
-    Claimed, Elapsed, Enqueued, Fence, MemberId, NodeId, QueueName, Rejection, Reply, Settled, ShardId,
-    StateKind, TaskId, WallTime,
+    Claimed, Elapsed, Enqueued, Fence, MemberId, Millis, NodeId, QueueName, Rejection, Reply, Settled,
+    ShardId, StateKind, TaskId, WallTime,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -68,6 +68,8 @@ fn claimed() -> Claimed {
         fence: Fence(4_711),
         deadline: Elapsed(30_000),
         deadline_wall: WallTime::from_millis(1_763_208_030_000),
+        // As nodes before this field wrote it.
+        hold: Millis(0),
         enqueued_at: WallTime::from_millis(1_763_208_000_000),
         ready_since: WallTime::from_millis(1_763_208_000_001),
         envelope: Bytes::from_static(b"envelope"),
@@ -311,7 +313,7 @@ prop_compose! {
         let at = WallTime::from_millis(wall);
         Claimed {
             id, queue, priority, attempt, fence: Fence(fence), deadline: Elapsed(deadline),
-            deadline_wall: at, enqueued_at: at, ready_since: at, envelope: envelope.into(),
+            deadline_wall: at, hold: Millis(wall), enqueued_at: at, ready_since: at, envelope: envelope.into(),
         }
     }
 }

@@ -15,23 +15,30 @@ use wire::grpc::outcome::Outcome as Said;
 use wire::grpc::outcome_result::Result as Answer;
 
 use crate::context::{Cancelled, Running};
-use crate::error::{Error, TaskError, is_elsewhere};
+use crate::error::{Error, TaskError};
 use crate::hub::{ExtendWish, Outcome};
 use crate::middleware::Metrics;
-use crate::outcome::{done, given_back, not_done};
+use crate::outcome::{cut, done, given_back, not_done, within};
 use crate::task::{TaskId, millis};
 
 /// A claim is extended when this part of its hold has passed.
 const EXTEND_AT: f64 = 1.0 / 3.0;
 /// A claim of which nobody said how long it holds is over when the server says so.
 const UNSURE: Duration = Duration::from_secs(24 * 3600);
-/// What a server could not do now is asked again after this.
+/// What a server could not do now is asked again after this, or twice as long each time, up to a limit.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(5);
 /// An extension that was refused is asked for again no sooner than this.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
-/// Outcomes of one message, and their bytes.
+/// Outcomes of one message, and their bytes, but for a single larger one.
 const OUTCOMES_MAX: usize = 1_000;
 const OUTCOMES_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// The largest message that a server takes, unless it says another.
+const MESSAGE_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// What a message has beside its outcome, at most.
+const BESIDE_OUTCOME: usize = 64;
+/// Length of a progress note; what is longer is cut.
+const NOTE_BYTES_MAX: usize = 1024;
 
 /// All that a worker holds.
 pub(crate) struct Claims {
@@ -40,23 +47,29 @@ pub(crate) struct Claims {
     /// When to look at which claim.
     timers: BTreeSet<(Instant, u64)>,
     /// To be sent, in this order, each with whose it is.
-    outbox: VecDeque<(u64, grpc::Outcome)>,
-    /// Sent and not answered.
-    sent: BTreeMap<u64, Sent>,
+    outbox: VecDeque<Letter>,
+    /// Sent and not answered, each with when.
+    sent: BTreeMap<u64, (Instant, Letter)>,
     /// Refused for now; to be sent again then.
-    later: BTreeMap<(Instant, u64), (u64, grpc::Outcome)>,
+    later: BTreeMap<(Instant, u64), Letter>,
     /// The number of the last outcome.
     seq: u64,
     /// Handlers that run.
     executing: usize,
+    /// The largest outcome that a server takes.
+    outcome_bytes_max: usize,
     metrics: Arc<dyn Metrics>,
 }
 
-struct Sent {
+/// An outcome on its way.
+struct Letter {
     /// Whose it is.
     number: u64,
     outcome: grpc::Outcome,
-    at: Instant,
+    /// How often it was sent.
+    sent: u32,
+    /// How often a server could not do it.
+    put_off: u32,
 }
 
 /// One claim.
@@ -70,8 +83,8 @@ struct Held {
     until: Instant,
     /// When it is extended next.
     extend_at: Instant,
-    /// Which outcome is on its way, if any.
-    extending: Option<u64>,
+    /// Which outcome is on its way, if any; an extension with its hold.
+    extending: Option<(u64, Duration)>,
     noting: Option<u64>,
     ending: Option<u64>,
     answer: Option<oneshot::Sender<Result<(), Error>>>,
@@ -92,11 +105,11 @@ enum HandlerIs {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hold {
     pub(crate) hold: Duration,
-    /// Whether it is so by our own word, or only seems to be.
+    /// Whether the server said so, or it only seems to be.
     pub(crate) is_sure: bool,
     pub(crate) extends: bool,
-    /// Whether the server must be told of this hold.
-    pub(crate) is_news: bool,
+    /// How long its handler wants it held, if that is something else.
+    pub(crate) wanted: Option<Duration>,
 }
 
 impl Claims {
@@ -110,8 +123,20 @@ impl Claims {
             later: BTreeMap::new(),
             seq: 0,
             executing: 0,
+            outcome_bytes_max: MESSAGE_BYTES_MAX - BESIDE_OUTCOME,
             metrics,
         }
+    }
+
+    /// The server takes messages of at most so many bytes; 0 when it does not say.
+    pub(crate) fn set_message_bytes_max(&mut self, bytes: u64) {
+        let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0).unwrap_or(MESSAGE_BYTES_MAX);
+        self.outcome_bytes_max = bytes.saturating_sub(BESIDE_OUTCOME);
+    }
+
+    /// How many there are, ended ones without an answer too.
+    pub(crate) fn len(&self) -> usize {
+        self.held.len()
     }
 
     /// Handlers that run.
@@ -155,8 +180,8 @@ impl Claims {
         };
         self.held.insert(number, held);
         self.executing += 1;
-        if hold.is_news {
-            self.extend(number, hold.hold);
+        if let Some(wanted) = hold.wanted {
+            self.extend(number, wanted);
         }
         self.set_timer(number);
     }
@@ -181,13 +206,13 @@ impl Claims {
             tracing::debug!(id = %held.running.id, "the outcome of a lost task is dropped");
             return self.forget(number);
         }
-        let is_stopping = held.running.told() == Some(Cancelled::Stopping);
-        let said = match (outcome, is_stopping) {
+        let said = match (outcome, held.running.is_stopping()) {
             (Ok(output), _) => done(output, &held.running),
             // The handler was told to stop: that it did not finish is nobody's failure.
             (Err(error), true) if !error.is_fatal() => given_back(Duration::ZERO),
             (Err(error), _) => not_done(&error),
         };
+        let said = within(said, &held.token, self.outcome_bytes_max);
         let seq = self.say(number, said);
         self.held.entry(number).and_modify(|held| held.ending = Some(seq));
         self.set_timer(number);
@@ -218,7 +243,8 @@ impl Claims {
             progress.latest.take()
         };
         let Some(note) = note else { return };
-        let said = Said::Progress(grpc::ProgressNote { percent: note.percent.min(100), note: note.note });
+        let text = cut(&note.note, NOTE_BYTES_MAX).to_owned();
+        let said = Said::Progress(grpc::ProgressNote { percent: note.percent.min(100), note: text });
         let seq = self.say(number, said);
         self.held.entry(number).and_modify(|held| held.noting = Some(seq));
     }
@@ -291,8 +317,8 @@ impl Claims {
 
     /// The stream is new: what was sent and not answered is sent again, before everything else.
     pub(crate) fn send_again(&mut self) {
-        for (_, sent) in std::mem::take(&mut self.sent).into_iter().rev() {
-            self.outbox.push_front((sent.number, sent.outcome));
+        for (_, (_, letter)) in std::mem::take(&mut self.sent).into_iter().rev() {
+            self.outbox.push_front(letter);
         }
     }
 
@@ -312,11 +338,16 @@ impl Claims {
     pub(crate) fn outcomes(&mut self, room: usize, now: Instant) -> Vec<grpc::Outcome> {
         let mut outcomes = Vec::with_capacity(self.outbox.len().min(OUTCOMES_MAX));
         let mut bytes = 0;
-        while outcomes.len() < OUTCOMES_MAX.min(room) && bytes < OUTCOMES_BYTES_MAX {
-            let Some((number, outcome)) = self.outbox.pop_front() else { break };
-            bytes += prost::Message::encoded_len(&outcome);
-            self.sent.insert(outcome.seq, Sent { number, outcome: outcome.clone(), at: now });
-            outcomes.push(outcome);
+        while outcomes.len() < OUTCOMES_MAX.min(room) {
+            let Some(mut letter) = self.outbox.pop_front() else { break };
+            bytes += prost::Message::encoded_len(&letter.outcome);
+            if bytes > OUTCOMES_BYTES_MAX && !outcomes.is_empty() {
+                self.outbox.push_front(letter);
+                break;
+            }
+            letter.sent += 1;
+            outcomes.push(letter.outcome.clone());
+            self.sent.insert(letter.outcome.seq, (now, letter));
         }
         outcomes
     }
@@ -331,8 +362,8 @@ impl Claims {
     /// Does what is due.
     pub(crate) fn due(&mut self, now: Instant) {
         while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now) {
-            let outcome = entry.remove();
-            self.outbox.push_back(outcome);
+            let letter = entry.remove();
+            self.outbox.push_back(letter);
         }
         while let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, number));
@@ -351,20 +382,56 @@ impl Claims {
 
     /// A server answered.
     pub(crate) fn answered(&mut self, result: grpc::OutcomeResult, now: Instant) {
-        let Some(sent) = self.sent.remove(&result.seq) else { return };
-        let (seq, number) = (result.seq, sent.number);
+        let Some((at, letter)) = self.sent.remove(&result.seq) else { return };
         match result.result {
-            Some(Answer::Error(error)) if is_elsewhere(&error.code) || error.code == "timeout" => {
-                self.later.insert((now + AGAIN_AFTER, seq), (number, sent.outcome));
-            }
-            Some(Answer::Error(error)) => self.refused(&sent, error, now),
-            Some(Answer::Held(held)) => self.goes_on(number, seq, &sent, held.cancel_requested),
-            Some(Answer::Settled(_)) | None => self.forget(number),
+            Some(Answer::Error(error)) => match No::of(&error.code) {
+                No::Later => self.put_off(letter, error.retry_after_ms, now),
+                No::Never => self.refused(&letter, error, now),
+                No::Lost => self.not_ours(&letter),
+            },
+            Some(Answer::Held(held)) => self.goes_on(letter.number, result.seq, at, held.cancel_requested),
+            Some(Answer::Settled(_)) | None => self.forget(letter.number),
         }
     }
 
+    /// The server could not do it now: it is asked again, unless something else was said since.
+    fn put_off(&mut self, mut letter: Letter, retry_after_ms: Option<u64>, now: Instant) {
+        let seq = letter.outcome.seq;
+        let Some(held) = self.held.get(&letter.number) else { return };
+        let is_extension = matches!(letter.outcome.outcome, Some(Said::Extend(_)));
+        let is_current = match held.ending {
+            Some(ending) => ending == seq,
+            None => !is_extension || held.extending.is_some_and(|(extending, _)| extending == seq),
+        };
+        if !is_current {
+            return;
+        }
+        let doubled = AGAIN_AFTER * 2u32.saturating_pow(letter.put_off.min(10));
+        let wanted = retry_after_ms.map_or(Duration::ZERO, Duration::from_millis);
+        letter.put_off += 1;
+        self.later.insert((now + doubled.max(wanted).min(AGAIN_AFTER_MAX), seq), letter);
+    }
+
+    /// The server says that the claim is not ours.
+    fn not_ours(&mut self, letter: &Letter) {
+        let number = letter.number;
+        let Some(held) = self.held.get(&number) else { return };
+        let ends = held.ending == Some(letter.outcome.seq);
+        // What was said before the outcome may be answered after it: the outcome's own answer counts.
+        if held.ending.is_some() && !ends {
+            return;
+        }
+        // Said twice, because the answer to the first was lost: nothing else was to be heard.
+        let was_done =
+            matches!(letter.outcome.outcome, Some(Said::Release(_) | Said::Fail(_))) && letter.sent > 1;
+        if ends && was_done {
+            return self.forget(number);
+        }
+        self.lose_number(number);
+    }
+
     /// An extension or a note was taken.
-    fn goes_on(&mut self, number: u64, seq: u64, sent: &Sent, cancel_requested: bool) {
+    fn goes_on(&mut self, number: u64, seq: u64, at: Instant, cancel_requested: bool) {
         let Some(held) = self.held.get_mut(&number) else { return };
         if cancel_requested {
             held.running.tell(Cancelled::Asked);
@@ -373,10 +440,11 @@ impl Claims {
             held.noting = None;
             return self.note(number);
         }
-        if held.extending == Some(seq) {
+        if let Some((_, hold)) = held.extending.filter(|(extending, _)| *extending == seq) {
             held.extending = None;
-            held.until = sent.at + held.hold;
-            held.extend_at = sent.at + held.hold.mul_f64(EXTEND_AT);
+            held.hold = hold;
+            held.until = at + hold;
+            held.extend_at = at + hold.mul_f64(EXTEND_AT);
             if let Some(answer) = held.answer.take() {
                 let _ = answer.send(Ok(()));
             }
@@ -384,21 +452,14 @@ impl Claims {
         }
     }
 
-    /// The server said no.
-    fn refused(&mut self, sent: &Sent, error: grpc::Error, now: Instant) {
-        let (number, seq, outcome) = (sent.number, sent.outcome.seq, &sent.outcome);
+    /// The server said no, and would say so again.
+    fn refused(&mut self, letter: &Letter, error: grpc::Error, now: Instant) {
+        let (number, seq, outcome) = (letter.number, letter.outcome.seq, &letter.outcome);
+        let Some(held) = self.held.get_mut(&number) else { return };
         // What was said before the outcome may be answered after it: the outcome's own answer counts.
-        if self.held.get(&number).is_some_and(|held| held.ending.is_some_and(|ending| ending != seq)) {
+        if held.ending.is_some_and(|ending| ending != seq) {
             return;
         }
-        let is_lost = matches!(
-            &*error.code,
-            "stale_token" | "not_claimed" | "already_ended" | "not_found" | "invalid_token"
-        );
-        if is_lost {
-            return self.lose_number(number);
-        }
-        let Some(held) = self.held.get_mut(&number) else { return };
         if held.ending == Some(seq) {
             tracing::error!(id = %held.running.id, code = error.code, message = error.message, "outcome refused");
             // An ack that cannot be taken, such as an output that is too large, is a failed attempt.
@@ -419,9 +480,12 @@ impl Claims {
         } else if held.noting == Some(seq) {
             tracing::warn!(id = %held.running.id, message = error.message, "progress refused");
             held.noting = None;
-        } else if held.extending == Some(seq) {
+        } else if held.extending.is_some_and(|(extending, _)| extending == seq) {
+            // The hold is as before, and so is the time to extend it, unless that has come.
             held.extending = None;
-            held.extend_at = held.until.max(now + REFUSED_FOR);
+            if held.extend_at <= now {
+                held.extend_at = now + REFUSED_FOR;
+            }
             if let Some(answer) = held.answer.take() {
                 let _ = answer.send(Err(Error::refused(error)));
             }
@@ -432,17 +496,15 @@ impl Claims {
     /// Asks for a new deadline. One that is under way is not waited for: the last one counts.
     fn extend(&mut self, number: u64, hold: Duration) {
         let seq = self.say(number, Said::Extend(grpc::Extension { hold_ms: Some(millis(hold)) }));
-        self.held.entry(number).and_modify(|held| {
-            held.hold = hold;
-            held.extending = Some(seq);
-        });
+        self.held.entry(number).and_modify(|held| held.extending = Some((seq, hold)));
     }
 
     /// Something to be sent about a claim. Its number.
     fn say(&mut self, number: u64, said: Said) -> u64 {
         self.seq += 1;
         let token = self.held.get(&number).map(|held| held.token.clone()).unwrap_or_default();
-        self.outbox.push_back((number, grpc::Outcome { seq: self.seq, token, outcome: Some(said) }));
+        let outcome = grpc::Outcome { seq: self.seq, token, outcome: Some(said) };
+        self.outbox.push_back(Letter { number, outcome, sent: 0, put_off: 0 });
         self.seq
     }
 
@@ -471,6 +533,28 @@ impl Claims {
         }
         if let Some(at) = at {
             self.timers.insert((at, number));
+        }
+    }
+}
+
+/// What a server's no means for an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum No {
+    /// The claim is another's, or nobody's.
+    Lost,
+    /// It would be refused again.
+    Never,
+    /// It may be taken later. Words that are not known here are such: a task that is done is not run again because
+    /// a server is busy, or newer.
+    Later,
+}
+
+impl No {
+    fn of(code: &str) -> No {
+        match code {
+            "stale_token" | "not_claimed" | "already_ended" | "not_found" | "invalid_token" => No::Lost,
+            "invalid_request" | "payload_too_large" => No::Never,
+            _ => No::Later,
         }
     }
 }

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use rand::Rng as _;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
@@ -20,6 +22,8 @@ use crate::error::{Error, chain};
 
 /// How long one address may take to take a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// An address that has not answered by then is not waited for any more: the next one is tried beside it.
+const NEXT_AFTER: Duration = Duration::from_millis(150);
 /// How long a call may take when it does not wait for anything.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a call looks for a server that does it, unless said.
@@ -33,9 +37,14 @@ const ANSWER_BYTES_MAX: usize = 256 * 1024 * 1024;
 /// What may be on its way on one stream, and on one connection.
 const STREAM_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
-/// How often a silent connection is asked whether somebody is there, and how long that may take.
+/// How often a silent connection is asked whether somebody is there, and how long that may take. A worker's beats
+/// tell it sooner.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for the connection that calls share: one of them must have time to be made elsewhere. Nothing is asked
+/// while no call is under way.
+const CALLS_KEEP_ALIVE: Duration = Duration::from_secs(1);
+const CALLS_KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The calls of a server, on one connection.
 pub(crate) type Grpc = WindlassClient<InterceptedService<Channel, Access>>;
@@ -270,7 +279,11 @@ impl Lines {
         if let Some(line) = &now.line {
             return Ok(line.clone());
         }
-        let mut line = self.dial_from(now.index, CONNECT_TIMEOUT).await?;
+        let watched = |endpoint: &Endpoint| {
+            let endpoint = endpoint.clone().http2_keep_alive_interval(CALLS_KEEP_ALIVE);
+            endpoint.keep_alive_timeout(CALLS_KEEP_ALIVE_TIMEOUT)
+        };
+        let mut line = self.dial(now.index, CONNECT_TIMEOUT, watched).await?;
         line.number = now.lines + 1;
         *now = Now { index: line.index, line: Some(line.clone()), lines: line.number };
         Ok(line)
@@ -286,22 +299,53 @@ impl Lines {
 
     /// A connection of its own to the first address that answers within so long, beginning with the `index`-th.
     pub(crate) async fn dial_from(&self, index: usize, within: Duration) -> Result<Line, Error> {
+        self.dial(index, within, Endpoint::clone).await
+    }
+
+    async fn dial(
+        &self,
+        index: usize,
+        within: Duration,
+        set_up: impl Fn(&Endpoint) -> Endpoint,
+    ) -> Result<Line, Error> {
         let mut reason = String::new();
-        for step in 0..self.endpoints.len() {
-            let index = (index + step) % self.endpoints.len();
-            let (address, endpoint) = &self.endpoints[index];
-            match timeout(within, endpoint.connect()).await {
-                Ok(Ok(channel)) => {
-                    let grpc = WindlassClient::with_interceptor(channel, self.access.clone())
-                        .max_decoding_message_size(ANSWER_BYTES_MAX);
-                    return Ok(Line { grpc, address: address.clone(), index, number: 0 });
-                }
-                Ok(Err(error)) => reason = chain(Some(&error)),
-                Err(_) => reason = format!("no connection within {within:?}"),
+        let order = (0..self.endpoints.len()).map(|step| (index + step) % self.endpoints.len());
+        let mut dials = FuturesUnordered::new();
+        for index in order {
+            dials.push(self.dial_one(index, within, &set_up));
+            // One that does not answer is not waited for: the next is tried beside it.
+            match timeout(NEXT_AFTER, dials.next()).await {
+                Ok(Some(Ok(line))) => return Ok(line),
+                Ok(Some(Err(no))) => reason = no,
+                Ok(None) | Err(_) => {}
+            }
+        }
+        while let Some(dialled) = dials.next().await {
+            match dialled {
+                Ok(line) => return Ok(line),
+                Err(no) => reason = no,
             }
         }
         let addresses: Vec<&str> = self.endpoints.iter().map(|(address, _)| &**address).collect();
         Err(Error::Unreachable { addresses: addresses.join(", "), reason })
+    }
+
+    async fn dial_one(
+        &self,
+        index: usize,
+        within: Duration,
+        set_up: impl Fn(&Endpoint) -> Endpoint,
+    ) -> Result<Line, String> {
+        let (address, endpoint) = &self.endpoints[index];
+        match timeout(within, set_up(endpoint).connect()).await {
+            Ok(Ok(channel)) => {
+                let grpc = WindlassClient::with_interceptor(channel, self.access.clone())
+                    .max_decoding_message_size(ANSWER_BYTES_MAX);
+                Ok(Line { grpc, address: address.clone(), index, number: 0 })
+            }
+            Ok(Err(error)) => Err(chain(Some(&error))),
+            Err(_) => Err(format!("no connection within {within:?}")),
+        }
     }
 
     /// The index of the next address.
@@ -375,6 +419,38 @@ mod tests {
         assert!(pauses[0] <= BACKOFF_MIN && pauses[0] >= BACKOFF_MIN / 2);
         assert!(pauses[20..].iter().all(|pause| *pause <= BACKOFF_MAX && *pause >= BACKOFF_MAX / 2));
         assert!(pauses[20..].windows(2).any(|pair| pair[0] != pair[1]));
+    }
+
+    /// An address at which nobody answers: its listener takes no more connections.
+    async fn black_hole() -> (String, tokio::net::TcpListener, Vec<tokio::net::TcpStream>) {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut taken = Vec::new();
+        while let Ok(connected) =
+            timeout(Duration::from_millis(300), tokio::net::TcpStream::connect(address)).await
+        {
+            taken.push(connected.unwrap());
+            assert!(taken.len() < 100, "the listener takes any number");
+        }
+        (address.to_string(), listener, taken)
+    }
+
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_is_not_waited_for() {
+        let (hole, _listener, _taken) = black_hole().await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let endpoints = [hole, address.clone()].map(|address| {
+            // Without the time that a connection may take otherwise.
+            let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+            (address, endpoint)
+        });
+        let mut lines = Client::builder("a:1").connect_lazily().unwrap().lines;
+        Arc::get_mut(&mut lines).into_iter().for_each(|lines| lines.endpoints = endpoints.to_vec());
+        let line = timeout(Duration::from_secs(30), lines.dial_from(0, Duration::from_secs(120))).await;
+        assert_eq!(line.expect("the second is tried beside the first").unwrap().address, address);
     }
 
     #[tokio::test]

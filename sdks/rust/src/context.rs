@@ -5,6 +5,7 @@ use std::any::TypeId;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -67,6 +68,8 @@ pub(crate) struct Running {
     pub(crate) since: Instant,
     states: Arc<States>,
     told: watch::Sender<Option<Cancelled>>,
+    /// Whether it was told that the worker stops, whatever was said since.
+    is_stopping: AtomicBool,
     then: Mutex<Vec<NewTask>>,
     pub(crate) progress: Mutex<ProgressNote>,
     extending: tokio::sync::Mutex<()>,
@@ -110,6 +113,7 @@ impl Running {
             since: Instant::now(),
             states,
             told: watch::Sender::new(None),
+            is_stopping: AtomicBool::new(false),
             then: Mutex::default(),
             progress: Mutex::default(),
             extending: tokio::sync::Mutex::default(),
@@ -119,6 +123,9 @@ impl Running {
 
     /// Tells the handler to stop. A claim that is lost stays lost, whatever is said later.
     pub(crate) fn tell(&self, why: Cancelled) {
+        if why == Cancelled::Stopping {
+            self.is_stopping.store(true, Ordering::Relaxed);
+        }
         self.told.send_if_modified(|told| {
             let is_news = *told != Some(why) && *told != Some(Cancelled::Lost);
             if is_news {
@@ -131,6 +138,11 @@ impl Running {
     /// What the handler was told.
     pub(crate) fn told(&self) -> Option<Cancelled> {
         *self.told.borrow()
+    }
+
+    /// Whether the handler was told that the worker stops.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Relaxed)
     }
 
     /// What shall be enqueued with the ack.

@@ -13,6 +13,9 @@ use crate::task::{TaskId, TaskState};
 /// Carries the whole refusal.
 const REFUSAL: &str = "windlass-error-bin";
 
+/// The word for what has more bytes than a server takes.
+pub(crate) const TOO_LARGE: &str = "payload_too_large";
+
 /// Why a call did not do what was asked.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -110,6 +113,12 @@ impl Error {
         }))
     }
 
+    /// What a server would say to so many bytes, of which it takes `bytes_max`.
+    pub(crate) fn too_large(what: &str, bytes: usize, bytes_max: usize) -> Error {
+        let message = format!("{what} has {bytes} bytes: send at most {bytes_max}");
+        Error::refused(grpc::Error { code: TOO_LARGE.to_owned(), message, ..Default::default() })
+    }
+
     /// From the status of a call to `address`.
     pub(crate) fn of_status(status: &Status, address: &str) -> Error {
         if let Some(refusal) = refusal(status) {
@@ -136,6 +145,11 @@ impl Error {
 /// Whether this word says that nothing was done and that somebody else may do it.
 pub(crate) fn is_elsewhere(code: &str) -> bool {
     matches!(code, "unavailable" | "not_leader" | "request_timeout")
+}
+
+/// Whether one of our servers said this, not a connection or somebody between.
+pub(crate) fn is_servers_word(status: &Status) -> bool {
+    refusal(status).is_some()
 }
 
 /// The refusal that a status carries.

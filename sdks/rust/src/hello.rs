@@ -22,6 +22,10 @@ const AHEAD_MAX: usize = 4;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a server may take to say welcome.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(3);
+/// The same when claims are at stake: the next one must be asked before they are freed.
+const WELCOME_TIMEOUT_HURRIED: Duration = Duration::from_secs(1);
+/// How many tries are made in a hurry. After them the claims are lost, and a slow server is better than none.
+pub(crate) const HURRIED_TRIES: u32 = 3;
 
 /// Why a stream ended.
 pub(crate) enum End {
@@ -31,6 +35,8 @@ pub(crate) enum End {
     Refused(Error),
     /// The session is over: the next hello gets a new one.
     SessionOver(String),
+    /// Another process has the worker's name.
+    NameTaken(String),
     /// The connection is, and the session may live.
     Broken(String),
 }
@@ -45,10 +51,19 @@ pub(crate) struct Open {
     pub(crate) index: usize,
 }
 
+/// Whether a server that is slow to say welcome is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hurry {
+    No,
+    /// There is a session whose claims are freed soon.
+    Resume,
+}
+
 /// What an error means for the stream.
 pub(crate) fn of_error(error: &Error) -> End {
     match error.code() {
         Some("unknown_worker") => End::SessionOver(error.to_string()),
+        Some("not_unique") => End::NameTaken(error.to_string()),
         Some("invalid_request" | "unauthenticated" | "denied" | "unimplemented" | "not_found") => {
             End::Refused(error.clone())
         }
@@ -57,7 +72,12 @@ pub(crate) fn of_error(error: &Error) -> End {
 }
 
 /// Connects and says hello.
-pub(crate) async fn open(setup: Arc<Setup>, session: String, index: usize) -> Result<Open, End> {
+pub(crate) async fn open(
+    setup: Arc<Setup>,
+    session: String,
+    index: usize,
+    hurry: Hurry,
+) -> Result<Open, End> {
     let line = setup
         .client
         .lines
@@ -74,7 +94,11 @@ pub(crate) async fn open(setup: Arc<Setup>, session: String, index: usize) -> Re
         let mut from_server = grpc.work(messages).await?.into_inner();
         Ok::<_, tonic::Status>((from_server.message().await?, from_server))
     };
-    let welcomed = timeout(WELCOME_TIMEOUT, welcomed).await;
+    let within = match hurry {
+        Hurry::No => WELCOME_TIMEOUT,
+        Hurry::Resume => WELCOME_TIMEOUT_HURRIED,
+    };
+    let welcomed = timeout(within, welcomed).await;
     let (first, from_server) = match welcomed {
         Ok(Ok(welcomed)) => welcomed,
         Ok(Err(status)) => return Err(of_error(&Error::of_status(&status, &address))),

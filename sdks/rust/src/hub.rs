@@ -5,14 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::context::Running;
-use crate::error::{Error, TaskError};
+use crate::context::{Cancelled, Running};
+use crate::error::{Error, TaskError, Verdict};
 
 /// What a handler came to: its output as JSON (empty for nothing), or why there is none.
 pub type Outcome = Result<Bytes, TaskError>;
@@ -23,6 +24,30 @@ pub(crate) struct Hub {
     inbox: Mutex<Inbox>,
     news: Notify,
     running: Mutex<BTreeMap<u64, Arc<Running>>>,
+    pub(crate) ends: Ends,
+}
+
+/// How the handlers of this worker ended, counted since its start.
+#[derive(Default)]
+pub(crate) struct Ends {
+    pub(crate) done: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) given_back: AtomicU64,
+    /// Their tasks were another's by then.
+    pub(crate) lost: AtomicU64,
+}
+
+impl Ends {
+    fn count(&self, running: &Running, outcome: &Outcome) {
+        let counter = match outcome {
+            _ if running.told() == Some(Cancelled::Lost) => &self.lost,
+            Ok(_) => &self.done,
+            Err(error) if running.is_stopping() && !error.is_fatal() => &self.given_back,
+            Err(error) if matches!(error.verdict(), Verdict::Release(_)) => &self.given_back,
+            Err(_) => &self.failed,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// What handlers said.
@@ -55,7 +80,9 @@ impl Hub {
 
     /// A handler ended.
     pub(crate) fn end(&self, number: u64, outcome: Outcome) {
-        self.running.lock().remove(&number);
+        if let Some(running) = self.running.lock().remove(&number) {
+            self.ends.count(&running, &outcome);
+        }
         self.inbox.lock().ended.push(Ended { number, outcome });
         self.news.notify_one();
     }

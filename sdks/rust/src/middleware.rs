@@ -126,6 +126,10 @@ pub(crate) async fn run(
     metrics.ended(cx.queue(), cx.kind(), ended, took);
     span.in_scope(|| match &outcome {
         Ok(_) => tracing::debug!(took_ms = took.as_millis() as u64, "done"),
+        // No failure, and a handler may do it often.
+        Err(error) if ended == EndedAs::Released => {
+            tracing::debug!(took_ms = took.as_millis() as u64, %error, "given back");
+        }
         Err(error) => tracing::warn!(took_ms = took.as_millis() as u64, %error, "not done"),
     });
     outcome

@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
+use prost::Message as _;
 use wire::grpc;
 use wire::grpc::outcome::Outcome as Said;
 
 use crate::context::Running;
 use crate::error::{Error, TaskError, Verdict};
 use crate::task::millis;
+
+/// Length of an error's one line, and of its detail. Servers cut what is longer.
+const ERROR_BYTES_MAX: usize = 4 * 1024;
+const DETAIL_BYTES_MAX: usize = 32 * 1024;
 
 /// An ack with what shall follow.
 pub(crate) fn done(output: bytes::Bytes, running: &Running) -> Said {
@@ -25,8 +30,8 @@ pub(crate) fn not_done(error: &TaskError) -> Said {
         Verdict::Retry | Verdict::Fatal => None,
     };
     Said::Fail(grpc::Failed {
-        error: error.error().to_owned(),
-        detail: error.detail().to_owned(),
+        error: cut(error.error(), ERROR_BYTES_MAX).to_owned(),
+        detail: cut(error.detail(), DETAIL_BYTES_MAX).to_owned(),
         retry_in_ms,
         fatal: error.is_fatal(),
     })
@@ -34,4 +39,45 @@ pub(crate) fn not_done(error: &TaskError) -> Said {
 
 pub(crate) fn given_back(delay: Duration) -> Said {
     Said::Release(grpc::GivenBack { delay_ms: millis(delay) })
+}
+
+/// The same, unless no server would read it: then the attempt failed. One that is sent all the same breaks the stream,
+/// again and again, and nothing that waits behind it arrives.
+pub(crate) fn within(said: Said, token: &str, bytes_max: usize) -> Said {
+    let outcome = grpc::Outcome { seq: u64::MAX, token: token.to_owned(), outcome: Some(said) };
+    let bytes = outcome.encoded_len();
+    match outcome.outcome {
+        Some(said) if bytes <= bytes_max => said,
+        _ => not_done(&TaskError::retry(format!(
+            "the output and what shall follow have {bytes} bytes, a server takes at most {bytes_max}: store the output elsewhere and give back where it is"
+        ))),
+    }
+}
+
+/// The beginning of a text, at most so many bytes of it.
+pub(crate) fn cut(text: &str, bytes_max: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes_max)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_server_would_read_is_a_failed_attempt() {
+        let ack = |bytes: usize| Said::Ack(grpc::Done { output: vec![b'1'; bytes].into(), then: Vec::new() });
+        assert!(matches!(within(ack(900), "t", 1_000), Said::Ack(_)));
+        let Said::Fail(failed) = within(ack(1_000), "t", 1_000) else { panic!("it is sent") };
+        assert!(failed.error.contains("at most 1000") && !failed.fatal, "{failed:?}");
+        let many =
+            Said::Ack(grpc::Done { output: Default::default(), then: vec![grpc::Task::default(); 600] });
+        assert!(matches!(within(many, "t", 1_000), Said::Fail(_)), "what shall follow counts too");
+    }
+
+    #[test]
+    fn a_long_error_is_cut_between_its_characters() {
+        let Said::Fail(failed) = not_done(&TaskError::retry("ä".repeat(ERROR_BYTES_MAX))) else { panic!() };
+        assert_eq!(failed.error.len(), ERROR_BYTES_MAX);
+        assert_eq!(cut("äö", 3), "ä");
+    }
 }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::client::Grpc;
+/// A beat that is not answered within this, or within two beats, means that nobody is there.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Trouble of which nothing more was heard for so long is over.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(5);
 
 /// Where the worker is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +41,36 @@ pub(crate) struct OnStream {
     /// Since when a beat waits for its answer.
     pub(crate) unanswered_since: Option<Instant>,
     pub(crate) said_goodbye: bool,
-    /// Other calls to the same server.
-    pub(crate) grpc: Option<Grpc>,
     /// Whether the server knows that nothing more is wanted.
     pub(crate) is_drain_known: bool,
-    /// Since when the server says that something does not work.
-    pub(crate) unavailable_since: Option<Instant>,
+    pub(crate) trouble: Option<Trouble>,
+}
+
+/// Since when the server says that something does not work, and when it said so last.
+#[derive(Clone, Copy)]
+pub(crate) struct Trouble {
+    pub(crate) since: Instant,
+    pub(crate) last: Instant,
+}
+
+impl OnStream {
+    /// How long a beat may go unanswered: soon enough to be heard elsewhere before the claims are freed.
+    pub(crate) fn answer_timeout(&self) -> Duration {
+        ANSWER_TIMEOUT.max(self.beat * 2)
+    }
+
+    /// When nobody is there any more, if nothing is heard until then.
+    pub(crate) fn silent_at(&self) -> Option<Instant> {
+        self.unanswered_since.map(|since| since + self.answer_timeout())
+    }
+
+    /// The server says that something does not work. Since when it does, without a longer break.
+    pub(crate) fn troubled(&mut self, now: Instant) -> Instant {
+        let known = self.trouble.filter(|trouble| now < trouble.last + FORGOTTEN_AFTER);
+        let since = known.map_or(now, |trouble| trouble.since);
+        self.trouble = Some(Trouble { since, last: now });
+        since
+    }
 }
 
 impl Phase {
@@ -64,5 +91,27 @@ impl Phase {
             Phase::Cancelling { release_at } => Some(release_at),
             Phase::Leaving { give_up_at } => Some(give_up_at),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_beat_is_answered_before_the_claims_are_freed() {
+        for (beat_ms, expected_ms) in [(50, 1_000), (500, 1_000), (800, 1_600)] {
+            let on = OnStream { beat: Duration::from_millis(beat_ms), ..OnStream::default() };
+            assert_eq!(on.answer_timeout(), Duration::from_millis(expected_ms));
+        }
+    }
+
+    #[test]
+    fn trouble_is_forgotten_when_nothing_more_is_heard_of_it() {
+        let (mut on, start) = (OnStream::default(), Instant::now());
+        let after = |secs| start + Duration::from_secs(secs);
+        assert_eq!(on.troubled(start), start);
+        assert_eq!(on.troubled(after(3)), start, "it lasts");
+        assert_eq!(on.troubled(after(3_600)), after(3_600), "an hour later it is another");
     }
 }

@@ -14,9 +14,12 @@ use crate::client::{CALL_TIMEOUT, Client, Repeat};
 use crate::error::Error;
 use crate::task::{Progress, Task, TaskId, TaskState, millis};
 
-/// Tasks in one message of `enqueue_many`, and their bytes.
+/// Tasks in one message of `enqueue_many`, and their bytes, but for a single larger one.
 const MANY_MAX: usize = 5_000;
 const MANY_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// The most that a server takes in one message, less what is around a task. It would end the whole stream for a
+/// larger one.
+const TASK_BYTES_MAX: usize = 32 * 1024 * 1024 - 64;
 /// How long one question for a result waits at the server.
 const RESULT_WAIT: Duration = Duration::from_secs(30);
 
@@ -55,7 +58,16 @@ impl NewTask {
         NewTask { task, failure: None }
     }
 
-    /// What is sent.
+    /// What is sent, and how many bytes it has.
+    fn into_message(self) -> Result<(grpc::Task, usize), Error> {
+        let task = self.into_wire()?;
+        match prost::Message::encoded_len(&task) {
+            bytes @ ..=TASK_BYTES_MAX => Ok((task, bytes)),
+            bytes => Err(Error::too_large("the task", bytes, TASK_BYTES_MAX)),
+        }
+    }
+
+    /// The task as it is written down.
     pub(crate) fn into_wire(self) -> Result<grpc::Task, Error> {
         match self.failure {
             None => Ok(self.task),
@@ -340,21 +352,35 @@ impl Client {
     where
         I: IntoIterator<Item: Into<NewTask>>,
     {
-        let mut outcomes = Vec::new();
-        let (mut part, mut bytes) = (Vec::new(), 0);
+        let (mut outcomes, mut part) = (Vec::new(), Part::default());
         for task in tasks {
-            let task = task.into().into_wire()?;
-            bytes += prost::Message::encoded_len(&task);
-            part.push(task);
-            if part.len() == MANY_MAX || bytes > MANY_BYTES_MAX {
-                outcomes.extend(self.enqueue_part(std::mem::take(&mut part), Atomic::No).await?);
-                bytes = 0;
+            match task.into().into_message() {
+                Ok((task, bytes)) => {
+                    if !part.has_room(bytes) {
+                        self.enqueue_each(std::mem::take(&mut part), &mut outcomes).await?;
+                    }
+                    part.tasks.push(task);
+                    part.bytes += bytes;
+                    part.places.push(outcomes.len());
+                    // Stands here until its outcome is known.
+                    outcomes.push(Err(Error::Unknown { reason: "it was not answered".to_owned() }));
+                }
+                Err(error @ Error::Refused(_)) => outcomes.push(Err(error)),
+                Err(error) => return Err(error),
             }
         }
-        if !part.is_empty() {
-            outcomes.extend(self.enqueue_part(part, Atomic::No).await?);
+        if !part.tasks.is_empty() {
+            self.enqueue_each(part, &mut outcomes).await?;
         }
         Ok(outcomes)
+    }
+
+    async fn enqueue_each(&self, part: Part, outcomes: &mut [Result<Enqueued, Error>]) -> Result<(), Error> {
+        let told = self.enqueue_part(part.tasks, Atomic::No).await?;
+        for (place, outcome) in part.places.into_iter().zip(told) {
+            outcomes[place] = outcome;
+        }
+        Ok(())
     }
 
     /// Enqueues all of them or none. They must belong to one shard: the same order key, or a queue with one shard.
@@ -394,7 +420,22 @@ impl Client {
     }
 
     async fn send(&self, new: NewTask) -> Result<Enqueued, Error> {
-        Enqueued::of(self.enqueues.enqueue(new.into_wire()?).await?)
+        let (task, _) = new.into_message()?;
+        Enqueued::of(self.enqueues.enqueue(task).await?)
+    }
+}
+
+/// Tasks that go in one message, and where their outcomes belong.
+#[derive(Default)]
+struct Part {
+    tasks: Vec<grpc::Task>,
+    bytes: usize,
+    places: Vec<usize>,
+}
+
+impl Part {
+    fn has_room(&self, bytes: usize) -> bool {
+        self.tasks.is_empty() || (self.tasks.len() < MANY_MAX && self.bytes + bytes <= MANY_BYTES_MAX)
     }
 }
 

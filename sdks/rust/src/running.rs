@@ -46,6 +46,15 @@ impl RunningWorker {
         raise(&self.wish, Wish::Stop);
     }
 
+    /// Lets it work until `stop` is ready, asks it to stop in order, and returns when it has stopped.
+    pub async fn stop_when(mut self, stop: impl Future<Output = ()>) -> Result<(), Error> {
+        tokio::select! {
+            () = stop => self.stop(),
+            ended = &mut self.ended => return told(ended),
+        }
+        self.join().await
+    }
+
     /// Returns when it has stopped: because it was asked to, here or at the server, or because the server refused it.
     pub async fn join(mut self) -> Result<(), Error> {
         told((&mut self.ended).await)
@@ -58,7 +67,7 @@ impl Drop for RunningWorker {
     }
 }
 
-pub(crate) fn told(ended: Result<Result<(), Error>, oneshot::error::RecvError>) -> Result<(), Error> {
+fn told(ended: Result<Result<(), Error>, oneshot::error::RecvError>) -> Result<(), Error> {
     ended.unwrap_or_else(|_| Err(Error::Setup("the worker's own thread panicked: see its message".into())))
 }
 

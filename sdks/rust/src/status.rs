@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -87,6 +88,7 @@ fn answer(request: &Request<Incoming>, status: impl FnOnce() -> String) -> Respo
 
 fn status(setup: &Setup, hub: &Hub, report: &Report) -> String {
     let running = hub.running();
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let open = (setup.slots as usize).saturating_sub(running.len());
     json!({
         "worker": setup.name,
@@ -96,6 +98,10 @@ fn status(setup: &Setup, hub: &Hub, report: &Report) -> String {
         "queues": setup.queues.iter().map(|queue| &queue.name).collect::<Vec<_>>(),
         "slots": { "open": open, "total": setup.slots },
         "running": running.iter().map(|running| told(running)).collect::<Vec<_>>(),
+        "done": count(&hub.ends.done),
+        "failed": count(&hub.ends.failed),
+        "given_back": count(&hub.ends.given_back),
+        "lost": count(&hub.ends.lost),
     })
     .to_string()
 }

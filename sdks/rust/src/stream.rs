@@ -16,29 +16,30 @@ use wire::grpc::server_message::Message as FromServer;
 use wire::grpc::worker_message::Message as FromWorker;
 
 use crate::claims::{Claims, Hold};
-use crate::client::{Backoff, Grpc};
+use crate::client::Backoff;
 use crate::context::{Context, Line, Running};
 use crate::error::{Error, TaskError, is_elsewhere};
-use crate::hello::{End, Open, of_error, open};
+use crate::hello::{End, HURRIED_TRIES, Hurry, Open, of_error, open};
 use crate::hub::Hub;
 use crate::phase::{OnStream, Phase};
 use crate::running::Wish;
 use crate::task::RawTask;
 use crate::worker::{Report, Setup};
 
-/// A beat that is not answered within this means that nobody is there: soon enough to be heard elsewhere before
-/// the claims are freed.
-const ANSWER_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// A connection that broke is made again within this the first time.
 const REDIAL_WITHIN: Duration = Duration::from_millis(20);
+/// A stream that lived so long was a good one: the next pause is short again.
+const GOOD_AFTER: Duration = Duration::from_secs(5);
+/// A worker whose session may live comes back no later than this: its claims are freed soon after a break.
+const RESUME_WITHIN: Duration = Duration::from_millis(250);
+/// Tasks that a beat can list.
+const LISTED_MAX: usize = 10_000;
 /// How long leaving may take, after the last handler.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A node that could do nothing for so long is left for another.
 const UNAVAILABLE_MAX: Duration = Duration::from_secs(3);
 /// A claim is supposed to hold so long when nothing is known about it.
 const HOLD_DEFAULT: Duration = Duration::from_secs(30);
-/// No claim holds shorter.
-const HOLD_MIN: Duration = Duration::from_millis(100);
 
 /// A worker's stream over all its connections.
 pub(crate) struct Stream {
@@ -69,46 +70,72 @@ impl Stream {
     pub(crate) async fn run(mut self) -> Result<(), Error> {
         let mut backoff = Backoff::default();
         let mut index = self.setup.client.lines.any();
+        // Since the last stream.
+        let mut tries = 0;
         loop {
-            let setup = self.setup.clone();
-            let opened = match self.meanwhile(open(setup, self.session.clone(), index)).await {
+            let (setup, hurry) = (self.setup.clone(), self.hurry(tries));
+            let opened = match self.meanwhile(open(setup, self.session.clone(), index, hurry)).await {
                 Some(opened) => opened,
                 None => return Ok(()),
             };
+            tries += 1;
+            let began = Instant::now();
             let was_open = opened.is_ok();
             let end = match opened {
                 Ok(open) => {
-                    index = open.index;
-                    backoff.reset();
+                    (index, tries) = (open.index, 0);
                     self.work(open).await
                 }
                 Err(end) => end,
             };
-            let reason = match end {
+            let is_good = was_open && began.elapsed() >= GOOD_AFTER;
+            if is_good {
+                backoff.reset();
+            }
+            let pause = match end {
                 End::Left => return Ok(()),
                 End::Refused(error) => {
                     self.claims.lose_all();
                     return Err(error);
                 }
                 End::SessionOver(reason) => {
-                    self.session.clear();
-                    self.claims.lose_all();
-                    reason
+                    tracing::info!(reason, "the session is over: beginning a new one");
+                    self.lose_session();
+                    backoff.next()
                 }
-                End::Broken(reason) => reason,
+                End::NameTaken(reason) => {
+                    // Its predecessor may be about to end, so this is not the end.
+                    tracing::warn!(reason, "the worker's name is taken: trying again");
+                    self.lose_session();
+                    backoff.next()
+                }
+                End::Broken(reason) => {
+                    tracing::info!(reason, "the stream to the server broke: connecting again");
+                    match (is_good, was_open) {
+                        (true, _) => rand::rng().random_range(Duration::ZERO..REDIAL_WITHIN),
+                        (false, true) => backoff.next().min(RESUME_WITHIN),
+                        (false, false) => backoff.next(),
+                    }
+                }
             };
             self.on = OnStream::default();
-            tracing::info!(reason, "the stream to the server broke: connecting again");
             self.report.send_modify(|report| report.connected_to = None);
             index = self.setup.client.lines.after(index);
-            let pause = match was_open {
-                true => rand::rng().random_range(Duration::ZERO..REDIAL_WITHIN),
-                false => backoff.next(),
-            };
             if self.meanwhile(sleep(pause)).await.is_none() {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether there is a session to be resumed before its claims are freed.
+    fn hurry(&self, tries: u32) -> Hurry {
+        if self.session.is_empty() || tries >= HURRIED_TRIES { Hurry::No } else { Hurry::Resume }
+    }
+
+    /// What we held is ours no more; the next hello gets a new session.
+    fn lose_session(&mut self) {
+        self.session.clear();
+        self.claims.lose_all();
     }
 
     /// Waits for `what` while the handlers go on and time passes. Nothing when there is no more reason to wait.
@@ -138,13 +165,15 @@ impl Stream {
 
     /// Works on one stream until it ends.
     async fn work(&mut self, open: Open) -> End {
-        let Open { grpc, to_server, mut from_server, address, welcome, .. } = open;
-        self.welcomed(&welcome, &address, grpc);
+        // The line lives as long as its stream.
+        let Open { grpc: _line, to_server, mut from_server, address, welcome, .. } = open;
+        self.welcomed(&welcome, &address);
+        let mut timer = std::pin::pin!(sleep(Duration::ZERO));
         loop {
             self.take_inbox();
             let now = Instant::now();
             self.pass_time(now);
-            if self.on.unanswered_since.is_some_and(|since| now >= since + ANSWER_TIMEOUT) {
+            if self.on.silent_at().is_some_and(|at| now >= at) {
                 return End::Broken(format!("{address} does not answer beats"));
             }
             if let Phase::Leaving { give_up_at } = self.phase
@@ -153,7 +182,12 @@ impl Stream {
                 return End::Left;
             }
             let has_words = self.has_words(now);
-            let next = self.next_time();
+            // One that rings too soon costs a look; setting it anew each time costs more.
+            if let Some(next) = self.next_time()
+                && (next < timer.deadline() || timer.is_elapsed())
+            {
+                timer.as_mut().reset(next);
+            }
             tokio::select! {
                 permit = to_server.reserve(), if has_words => {
                     let Ok(permit) = permit else { return End::Broken("the connection is gone".into()) };
@@ -171,17 +205,18 @@ impl Stream {
                     Ok(Some(_)) => {}
                     Ok(None) if self.on.said_goodbye && self.claims.is_settled() => return End::Left,
                     Ok(None) => return End::Broken(format!("{address} ended the stream")),
-                    Err(status) => return of_error(&Error::of_status(&status, &address)),
+                    // Whoever was taken in is not wrong by itself: the next hello tells.
+                    Err(status) => return lasting(of_error(&Error::of_status(&status, &address))),
                 },
                 () = self.hub.news() => {}
-                () = at(next) => {}
+                () = &mut timer, if !timer.is_elapsed() => {}
                 () = changed(&mut self.wish) => {}
             }
         }
     }
 
     /// The server took us in.
-    fn welcomed(&mut self, welcome: &grpc::Welcome, address: &str, grpc: Grpc) {
+    fn welcomed(&mut self, welcome: &grpc::Welcome, address: &str) {
         let had_session = !self.session.is_empty();
         tracing::info!(address, session = welcome.session, resumed = welcome.resumed, "connected");
         self.setup.metrics.connected(address);
@@ -189,6 +224,7 @@ impl Stream {
             self.claims.lose_all();
         }
         self.session.clone_from(&welcome.session);
+        self.claims.set_message_bytes_max(welcome.message_bytes_max);
         self.claims.send_again();
         let or = |millis: u64, default: Duration| match millis {
             0 => default,
@@ -200,7 +236,6 @@ impl Stream {
             idle_beat: or(welcome.idle_beat_ms, self.setup.beat),
             // What we hold is told at once, so that both sides agree.
             beat_at: Some(Instant::now()),
-            grpc: Some(grpc),
             is_drain_known: welcome.state != "running",
             ..OnStream::default()
         };
@@ -262,24 +297,8 @@ impl Stream {
         {
             self.phase = Phase::Leaving { give_up_at: now + LEAVE_TIMEOUT };
         }
-        if self.phase != Phase::Running {
-            self.make_drain_known();
-        }
         let phase = self.phase.as_str();
         self.report.send_if_modified(|report| std::mem::replace(&mut report.state, phase) != phase);
-    }
-
-    /// Credit that is open cannot be taken back: the server is asked to push nothing more, whatever the credit.
-    fn make_drain_known(&mut self) {
-        if self.on.is_drain_known {
-            return;
-        }
-        if let Some(mut grpc) = self.on.grpc.clone() {
-            self.on.is_drain_known = true;
-            let request = grpc::WorkerIdRequest { id: self.setup.name.clone() };
-            // Not answered, or refused: what is pushed is given back at once.
-            tokio::spawn(async move { drop(grpc.drain_worker(request).await) });
-        }
     }
 
     /// Gives back all that runs, at once.
@@ -301,9 +320,11 @@ impl Stream {
                 self.on.is_drain_known = true;
                 self.phase = Phase::Draining { cancel_at: None };
             }
-            "stopping" => {
+            "stopping" if matches!(self.phase, Phase::Running | Phase::Draining { .. }) => {
                 tracing::info!("asked to stop");
-                self.stop(Instant::now());
+                self.on.is_drain_known = true;
+                self.claims.cancel_all();
+                self.phase = Phase::Cancelling { release_at: Instant::now() + self.setup.cancel_grace };
             }
             _ => {}
         }
@@ -312,9 +333,12 @@ impl Stream {
     /// A message of the server.
     fn heard(&mut self, message: FromServer) -> Option<End> {
         let now = Instant::now();
+        // Whatever it is, somebody is there.
+        self.on.unanswered_since = None;
         match message {
+            // Those that crossed our goodbye are given back by it.
+            FromServer::Tasks(_) if self.on.said_goodbye => {}
             FromServer::Tasks(tasks) => {
-                self.on.unavailable_since = None;
                 for claim in tasks.claims {
                     self.begin(claim, now);
                 }
@@ -325,7 +349,6 @@ impl Stream {
                 }
             }
             FromServer::Beat(answer) => {
-                self.on.unanswered_since = None;
                 for task in &answer.cancel {
                     self.claims.cancel(&task.id, task.fence);
                 }
@@ -345,14 +368,11 @@ impl Stream {
 
     /// Something did not work at the server. It goes on by itself, unless it does not for long.
     fn heard_error(&mut self, error: grpc::Error, now: Instant) -> Option<End> {
-        let since = *self.on.unavailable_since.get_or_insert(now);
+        let since = self.on.troubled(now);
         let is_node = is_elsewhere(&error.code) && now >= since + UNAVAILABLE_MAX;
         let error = Error::refused(error);
         if error.code() == Some("unknown_worker") || is_node {
-            return Some(match of_error(&error) {
-                End::Refused(error) => End::Broken(error.to_string()),
-                end => end,
-            });
+            return Some(lasting(of_error(&error)));
         }
         if since == now {
             tracing::warn!(%error, "the server has trouble");
@@ -368,12 +388,13 @@ impl Stream {
         self.on.credit = self.on.credit.saturating_sub(1);
         let handler = self.setup.handler(&claim.kind);
         let own = handler.as_ref().and_then(|handler| handler.hold);
-        let known = own.or(self.setup.hold);
+        // Older servers do not say; then it is as we asked, or what queues hold by default.
+        let said = (claim.hold_ms > 0).then(|| Duration::from_millis(claim.hold_ms)).or(self.setup.hold);
         let hold = Hold {
-            hold: known.unwrap_or_else(|| hold_of(&claim)),
-            is_sure: known.is_some(),
+            hold: said.unwrap_or(HOLD_DEFAULT),
+            is_sure: said.is_some(),
             extends: handler.as_ref().is_none_or(|handler| handler.extends),
-            is_news: own.is_some() && own != self.setup.hold,
+            wanted: own.filter(|own| said != Some(*own)),
         };
         let token = claim.token.clone();
         let task = RawTask::of(claim);
@@ -398,7 +419,15 @@ impl Stream {
         if self.phase != Phase::Running || is_behind {
             return 0;
         }
-        self.setup.slots.saturating_sub(self.claims.executing() as u32 + self.on.credit)
+        let slots = (self.setup.slots as usize).saturating_sub(self.claims.executing());
+        // A beat lists all that is held, also what is done and not answered yet.
+        let free = slots.min(LISTED_MAX.saturating_sub(self.claims.len()));
+        (free as u32).saturating_sub(self.on.credit)
+    }
+
+    /// Credit that is open cannot be taken back: the server is told to push nothing more, whatever the credit.
+    fn must_say_draining(&self) -> bool {
+        self.phase != Phase::Running && !self.on.is_drain_known
     }
 
     fn may_send_outcomes(&self) -> bool {
@@ -414,6 +443,7 @@ impl Stream {
     fn has_words(&self, now: Instant) -> bool {
         !self.on.said_goodbye
             && (self.is_beat_due(now)
+                || self.must_say_draining()
                 || self.may_send_outcomes()
                 || self.more() > 0
                 || self.may_say_goodbye())
@@ -430,9 +460,16 @@ impl Stream {
             self.on.beat_at = Some(now + every);
             self.on.unanswered_since.get_or_insert(now);
             FromWorker::Beat(grpc::HeldTasks { held: self.claims.listed(), received: Some(self.on.received) })
+        } else if self.must_say_draining() {
+            self.on.is_drain_known = true;
+            FromWorker::Draining(grpc::Draining {})
         } else if self.may_send_outcomes() {
             let room = self.on.outcomes_max - self.claims.unanswered();
-            FromWorker::Outcomes(grpc::Outcomes { outcomes: self.claims.outcomes(room, now) })
+            let outcomes = self.claims.outcomes(room, now);
+            // The room that they leave goes with them.
+            let credit = self.more();
+            self.on.credit += credit;
+            FromWorker::Outcomes(grpc::Outcomes { outcomes, credit })
         } else if let more @ 1.. = self.more() {
             self.on.credit += more;
             FromWorker::Credit(grpc::Credit { more })
@@ -445,17 +482,17 @@ impl Stream {
 
     /// When to look again though nothing happens.
     fn next_time(&self) -> Option<Instant> {
-        let silence = self.on.unanswered_since.map(|since| since + ANSWER_TIMEOUT);
-        [self.phase.ends_at(), silence, self.on.beat_at, self.claims.next_due()].into_iter().flatten().min()
+        let times = [self.phase.ends_at(), self.on.silent_at(), self.on.beat_at, self.claims.next_due()];
+        times.into_iter().flatten().min()
     }
 }
 
-/// How long a claim seems to hold: its deadline is by the server's clock, which may be another than ours, so no
-/// more than what queues hold by default is believed.
-fn hold_of(claim: &grpc::Claim) -> Duration {
-    let deadline = claim.deadline.and_then(|deadline| std::time::SystemTime::try_from(deadline).ok());
-    let hold = deadline.and_then(|deadline| deadline.duration_since(std::time::SystemTime::now()).ok());
-    hold.map_or(HOLD_DEFAULT, |hold| hold.clamp(HOLD_MIN, HOLD_DEFAULT))
+/// What an end in the middle means: one that was taken in may come again.
+fn lasting(end: End) -> End {
+    match end {
+        End::Refused(error) => End::Broken(error.to_string()),
+        end => end,
+    }
 }
 
 /// Returns then; never without a time.

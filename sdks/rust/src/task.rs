@@ -115,7 +115,8 @@ pub enum TaskState {
 }
 
 impl TaskState {
-    const ALL: [TaskState; 10] = [
+    /// Each of them, in the order of a task's life.
+    pub const ALL: [TaskState; 10] = [
         TaskState::Delayed,
         TaskState::Retrying,
         TaskState::Blocked,
@@ -192,6 +193,10 @@ pub struct RawTask {
     pub attempt: u32,
     /// Grows with each claim of this task, for handing to other systems.
     pub fence: u64,
+    /// What the claim is acked with; opaque. The worker does that itself: this is for programs that it starts.
+    pub token: String,
+    /// When the claim ends unless it is extended, by the server's clock.
+    pub deadline: Option<SystemTime>,
     /// When it was enqueued, by the server's clock.
     pub enqueued_at: Option<SystemTime>,
     /// Tasks of one order key run one after the other.
@@ -213,6 +218,8 @@ impl RawTask {
             priority: claim.priority,
             attempt: claim.attempt,
             fence: claim.fence,
+            token: claim.token,
+            deadline: claim.deadline.and_then(|at| at.try_into().ok()),
             enqueued_at: claim.enqueued_at.and_then(|at| at.try_into().ok()),
             order_key: claim.order_key,
             dedup_key: claim.dedup_key,
@@ -231,6 +238,8 @@ impl RawTask {
             priority: 5,
             attempt: 1,
             fence: 1,
+            token: String::new(),
+            deadline: None,
             enqueued_at: None,
             order_key: None,
             dedup_key: None,

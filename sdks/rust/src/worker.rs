@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +16,7 @@ use crate::error::{Error, TaskError};
 use crate::handler::{Handler, IntoHandler};
 use crate::hub::Hub;
 use crate::middleware::{self, Metrics, Middleware, NoMetrics};
-use crate::running::{RunningWorker, Wish, heed_signals, told};
+use crate::running::{RunningWorker, Wish, heed_signals};
 use crate::status;
 use crate::stream::Stream;
 use crate::task::RawTask;
@@ -121,7 +120,7 @@ impl Worker {
         }
     }
 
-    /// Its name; `host:pid` unless said, with a number for the second one of a process.
+    /// Its name, which no other worker that runs may have; `host:pid-` and a random number unless said.
     pub fn name(mut self, name: impl Into<String>) -> Worker {
         self.name = Some(name.into());
         self
@@ -248,12 +247,7 @@ impl Worker {
 
     /// Works until `stop` is ready, then stops in order.
     pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<(), Error> {
-        let mut running = self.start()?;
-        tokio::select! {
-            () = stop => running.stop(),
-            ended = &mut running.ended => return told(ended),
-        }
-        running.join().await
+        self.start()?.stop_when(stop).await
     }
 
     /// Begins to work and goes on beside the caller, on the caller's runtime.
@@ -335,14 +329,10 @@ impl Worker {
     }
 }
 
-/// The name of one worker of this process.
+/// The name of one worker of this process. In containers many programs are process 1, and share a host's name with its
+/// network: the rest tells them apart.
 fn name(host: &str) -> String {
-    static STARTED: AtomicU64 = AtomicU64::new(0);
-    let pid = std::process::id();
-    match STARTED.fetch_add(1, Ordering::Relaxed) {
-        0 => format!("{host}:{pid}"),
-        more => format!("{host}:{pid}-{}", more + 1),
-    }
+    format!("{host}:{}-{:06x}", std::process::id(), rand::random_range(0..1u32 << 24))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -388,23 +378,26 @@ impl Setup {
     }
 }
 
-/// Runs one task and tells the stream what came of it.
-pub(crate) async fn work(
+/// Runs one task and tells the stream what came of it, also when it is dropped before it began.
+pub(crate) fn work(
     setup: Arc<Setup>,
     hub: Arc<Hub>,
     handler: Option<Arc<Handler>>,
     task: RawTask,
     cx: Context,
-) {
+) -> impl Future<Output = ()> + Send + 'static {
     let mut end = EndOnce { hub, number: cx.0.number, is_told: false };
-    let outcome = match handler {
-        Some(handler) => middleware::run(&setup.middleware, &*setup.metrics, &handler, task, cx).await,
-        None => {
-            Err(TaskError::retry(format!("worker {} has no handler for kind {:?}", setup.name, task.kind)))
-        }
-    };
-    end.is_told = true;
-    end.hub.end(end.number, outcome);
+    async move {
+        let outcome = match handler {
+            Some(handler) => middleware::run(&setup.middleware, &*setup.metrics, &handler, task, cx).await,
+            None => {
+                let name = &setup.name;
+                Err(TaskError::retry(format!("worker {name} has no handler for kind {:?}", task.kind)))
+            }
+        };
+        end.is_told = true;
+        end.hub.end(end.number, outcome);
+    }
 }
 
 /// Tells the stream that a handler is gone, also when its runtime ended under it.

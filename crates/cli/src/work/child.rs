@@ -7,18 +7,19 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::process::{Signal, getpgrp, kill_process_group};
 
 /// The first argument that makes us such a process; no verb is called this.
 const MARK: &str = "__child";
 
-/// The command that runs `exec` below such a process.
-pub(super) fn command(exec: &str) -> io::Result<Command> {
+/// The command that runs a program and its arguments below such a process.
+pub(super) fn command(program: &[OsString]) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg(MARK).arg(exec);
+    command.arg(MARK).args(program);
     Ok(command)
 }
 
@@ -28,22 +29,31 @@ pub(crate) fn run_if_asked() -> Option<ExitCode> {
     if args.next()? != MARK {
         return None;
     }
-    Some(run(args.next().unwrap_or_default()))
+    Some(run(&args.collect::<Vec<_>>()))
 }
 
-fn run(exec: OsString) -> ExitCode {
+fn run(program: &[OsString]) -> ExitCode {
     std::thread::spawn(kill_group_when_worker_is_gone);
-    let status = Command::new("sh").arg("-c").arg(exec).status();
-    match status {
-        Ok(status) => {
-            let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-            ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    let Some((name, args)) = program.split_first() else { return ExitCode::from(127) };
+    let status = match Command::new(name).args(args).status() {
+        // A script that does not say what runs it is the shell's, as everywhere.
+        Err(error) if error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => {
+            Command::new("sh").arg(name).args(args).status()
         }
-        Err(e) => {
-            let _ = crate::output::note(&format!("cannot run sh: {e}"));
+        status => status,
+    };
+    match status {
+        Ok(status) => ExitCode::from(code(status)),
+        Err(error) => {
+            let _ = crate::output::note(&format!("cannot run {}: {error}", name.to_string_lossy()));
             ExitCode::from(127)
         }
     }
+}
+
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 /// A pipe whose reader is gone says so as an error, without anything being written to it.
@@ -53,7 +63,7 @@ fn kill_group_when_worker_is_gone() {
     loop {
         match poll(&mut fds, None) {
             Ok(_) if fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => break,
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return,
         }
     }

@@ -1,23 +1,20 @@
 //! Runs the program of one task: payload in, output and errors out, killed with all it started.
 
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use model::limits;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
+use windlass::RawTask;
 
-use super::Worker;
 use super::child;
-use super::handle::Claim;
-use super::running::Kill;
+use super::handle::{Crew, Kill, Killer};
+use super::handlers::Program;
 
 /// How long a program that is asked to stop may clean up.
 const GRACE: Duration = Duration::from_secs(2);
@@ -36,63 +33,52 @@ pub(super) enum Ended {
 }
 
 /// Runs it.
-pub(super) async fn run(worker: &Worker, claim: &Claim, killed: &mut watch::Receiver<Option<Kill>>) -> Ended {
-    let payload = match payload(claim) {
-        Ok(payload) => payload,
-        Err(e) => {
-            return Ended::Bad { error: format!("the payload cannot be read: {e}"), detail: String::new() };
-        }
+pub(super) async fn run(crew: &Crew, program: &Program, task: &RawTask, killer: &Killer) -> Ended {
+    let (name, payload) = (&program.name, task.payload.clone());
+    let mut child = match spawn(crew, program, task) {
+        Ok(child) => child,
+        Err(e) => return Ended::Bad { error: format!("cannot run {name}: {e}"), detail: String::new() },
     };
-    let mut program = match spawn(worker, claim) {
-        Ok(program) => program,
-        Err(e) => {
-            return Ended::Bad { error: format!("cannot run {}: {e}", worker.exec), detail: String::new() };
-        }
-    };
-    let stdin = program.stdin.take();
+    let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
+    let stdin = child.stdin.take();
     let feed = async move {
         // A program that does not read its payload is free not to.
         if let Some(mut stdin) = stdin {
             let _ = stdin.write_all(&payload).await;
         }
     };
-    let stdout = keep_head(program.stdout.take(), limits::OUTPUT_BYTES_MAX + 1);
-    let stderr = keep_tail(program.stderr.take(), STDERR_TAIL_BYTES);
-    let group = program.id().and_then(|id| Pid::from_raw(id as i32));
-    let wait = wait(&mut program, group, killed);
+    let stdout = keep_head(child.stdout.take(), limits::OUTPUT_BYTES_MAX + 1);
+    let stderr = keep_tail(child.stderr.take(), STDERR_TAIL_BYTES);
+    let wait = wait(&mut child, &mut group, killer);
     let ((), output, errors, ended) = tokio::join!(feed, stdout, stderr, wait);
     match ended {
         Err(kill) => Ended::Killed(kill),
-        Ok(Err(e)) => Ended::Bad { error: format!("cannot wait for {}: {e}", worker.exec), detail: errors },
+        Ok(Err(e)) => Ended::Bad { error: format!("cannot wait for {name}: {e}"), detail: errors },
         Ok(Ok(status)) if status.success() => good(&output, errors),
         Ok(Ok(status)) => bad(status, errors),
     }
 }
 
-fn payload(claim: &Claim) -> Result<Vec<u8>, base64::DecodeError> {
-    match (&claim.payload_base64, &claim.payload) {
-        (Some(encoded), _) => STANDARD.decode(encoded),
-        (None, Some(json)) => Ok(json.get().as_bytes().to_vec()),
-        (None, None) => Ok(Vec::new()),
-    }
-}
-
-fn spawn(worker: &Worker, claim: &Claim) -> std::io::Result<Child> {
-    let headers = Value::Object(claim.headers.clone()).to_string();
-    let mut command: Command = child::command(&worker.exec)?.into();
+fn spawn(crew: &Crew, program: &Program, task: &RawTask) -> std::io::Result<Child> {
+    let headers = serde_json::to_string(&task.headers)?;
+    let content_type = match &*task.content_type {
+        "" => "application/json",
+        other => other,
+    };
+    let mut command: Command = child::command(&program.argv)?.into();
     command
-        .env("WINDLASS_TASK_ID", &claim.id)
-        .env("WINDLASS_QUEUE", &claim.queue)
-        .env("WINDLASS_KIND", &claim.kind)
-        .env("WINDLASS_ATTEMPT", claim.attempt.to_string())
-        .env("WINDLASS_FENCE", claim.fence.to_string())
-        .env("WINDLASS_TOKEN", &claim.token)
-        .env("WINDLASS_DEADLINE", &claim.deadline)
-        .env("WINDLASS_ENQUEUED_AT", &claim.enqueued_at)
+        .env("WINDLASS_TASK_ID", task.id.as_str())
+        .env("WINDLASS_QUEUE", &task.queue)
+        .env("WINDLASS_KIND", &task.kind)
+        .env("WINDLASS_ATTEMPT", task.attempt.to_string())
+        .env("WINDLASS_FENCE", task.fence.to_string())
+        .env("WINDLASS_TOKEN", &task.token)
+        .env("WINDLASS_DEADLINE", time(task.deadline))
+        .env("WINDLASS_ENQUEUED_AT", time(task.enqueued_at))
         .env("WINDLASS_HEADERS", headers)
-        .env("WINDLASS_CONTENT_TYPE", claim.content_type.as_deref().unwrap_or("application/json"))
-        .env("WINDLASS_WORKER", &worker.name)
-        .env("WINDLASS_SERVER", &worker.servers)
+        .env("WINDLASS_CONTENT_TYPE", content_type)
+        .env("WINDLASS_WORKER", &crew.name)
+        .env("WINDLASS_SERVER", &crew.servers)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -101,43 +87,66 @@ fn spawn(worker: &Worker, claim: &Claim) -> std::io::Result<Child> {
     command.spawn()
 }
 
+/// A time as the HTTP face writes it.
+fn time(at: Option<SystemTime>) -> String {
+    let at = at.and_then(|at| jiff::Timestamp::try_from(at).ok());
+    at.map(|at| format!("{at:.3}")).unwrap_or_default()
+}
+
+/// The processes of a program. They end with this, so that none works on for a task that was given back.
+struct Group(Option<Pid>);
+
+impl Group {
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.0 {
+            // An error says that nobody is left in the group, which is what we want.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    fn lives(&self) -> bool {
+        self.0.is_some_and(|group| test_kill_process_group(group).is_ok())
+    }
+
+    /// Kills all of them. The number may be another's from now on.
+    fn end(&mut self) {
+        self.signal(Signal::KILL);
+        self.0 = None;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 /// Waits for the end, by itself or by us. Whatever it leaves running in its group goes with it, so that
 /// the pipes close and nothing works on for a task that has ended.
 async fn wait(
-    program: &mut Child,
-    group: Option<Pid>,
-    killed: &mut watch::Receiver<Option<Kill>>,
+    child: &mut Child,
+    group: &mut Group,
+    killer: &Killer,
 ) -> Result<std::io::Result<std::process::ExitStatus>, Kill> {
     let kill = tokio::select! {
-        status = program.wait() => {
-            signal(group, Signal::KILL);
+        status = child.wait() => {
+            group.end();
             return Ok(status);
         }
-        kill = killed.wait_for(Option::is_some) => kill.ok().and_then(|kill| *kill).unwrap_or(Kill::Lost),
+        kill = killer.asked() => kill,
     };
     if kill != Kill::Lost {
         // Somebody else may already run a lost task, so only the others get time to clean up.
-        signal(group, Signal::TERM);
+        group.signal(Signal::TERM);
         let patience = Instant::now() + GRACE;
-        while Instant::now() < patience && lives(group) && *killed.borrow() != Some(Kill::Lost) {
-            let _ = tokio::time::timeout(Duration::from_millis(20), program.wait()).await;
+        while Instant::now() < patience && group.lives() && !killer.is_lost() {
+            let _ = tokio::time::timeout(Duration::from_millis(20), child.wait()).await;
             sleep(Duration::from_millis(5)).await;
         }
     }
-    signal(group, Signal::KILL);
-    let _ = program.wait().await;
+    group.end();
+    let _ = child.wait().await;
     Err(kill)
-}
-
-fn signal(group: Option<Pid>, signal: Signal) {
-    if let Some(group) = group {
-        // An error says that nobody is left in the group, which is what we want.
-        let _ = kill_process_group(group, signal);
-    }
-}
-
-fn lives(group: Option<Pid>) -> bool {
-    group.is_some_and(|group| test_kill_process_group(group).is_ok())
 }
 
 /// The first bytes; the rest is read and dropped, so that the program does not block on a full pipe.
@@ -227,6 +236,13 @@ mod tests {
             assert_eq!(output.as_deref().map(RawValue::get), expected, "{stdout:?}");
         }
         assert!(matches!(good(&vec![b'1'; limits::OUTPUT_BYTES_MAX + 1], String::new()), Ended::Bad { .. }));
+    }
+
+    #[test]
+    fn times_are_written_as_the_http_face_does() {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_micros(1_500_400);
+        assert_eq!(time(Some(at)), "1970-01-01T00:00:01.500Z");
+        assert_eq!(time(None), "");
     }
 
     #[tokio::test]

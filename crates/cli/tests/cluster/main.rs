@@ -3,7 +3,7 @@
 //!
 //! `rig.rs` has the processes, `netns.rs` networks that can be cut, `client.rs` a caller that knows all nodes, `load.rs`
 //! producers and workers that write down what they saw, `check.rs` what must be true of it, `agreement.rs` what must be
-//! true of the copies. Each test is short here and long with
+//! true of the copies, `sdk_worker.rs` a worker process. Each test is short here and long with
 //! `WINDLASS_FAULTS=long` (`make test-faults`); figures are printed, run with `--nocapture` to see them. Chance comes from
 //! a seed that is printed; `WINDLASS_SEED` gives the same again.
 
@@ -22,6 +22,8 @@ mod operators;
 mod partitions;
 mod restarts;
 mod rig;
+mod sdk_faults;
+mod sdk_worker;
 mod starts;
 mod strangers;
 mod tls;

@@ -194,7 +194,7 @@ fn waiting_claims(address: SocketAddr) -> usize {
 }
 
 /// A page that is no JSON.
-fn text(address: SocketAddr, path: &str) -> String {
+pub(crate) fn text(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream
         .write_all(format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").as_bytes())

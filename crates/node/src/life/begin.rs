@@ -85,6 +85,9 @@ pub(crate) async fn find_place(life: &Arc<Life>, links: &Links, config: &NodeCon
                     Err(why) => waits_for = why,
                 }
             }
+            if config.bootstrap && asking.has_heard_of_cluster {
+                waits_for.push_str("; --bootstrap does not count, since there may be a cluster");
+            }
             asking.say(&waits_for);
             tokio::select! {
                 () = tokio::time::sleep(ASK_EVERY) => {}
@@ -173,7 +176,7 @@ impl Asking<'_> {
             }
             return self.enter(*node, *cluster_id, members.keys().copied(), doubts).await;
         }
-        if let Some(Silence::Refused(why)) = silent.values().find(|why| is_unsure(why)) {
+        if let Some(Silence::HasData(why)) = silent.values().find(|why| is_unsure(why)) {
             return Err(why.clone());
         }
         if !silent.is_empty() {

@@ -101,8 +101,10 @@ impl Inner {
         let view = self.nodes_view();
         let Some(command) = self.next_command(&view) else { return Ok(()) };
         if let CatalogCommand::RemoveNode { node, .. } = &command {
-            // From this look on no leader gives it a vote. Whether it has one is what each group has to say
-            // after that: a copy from before may not know of a vote that came and that has yet to go.
+            // From this look on no leader finds a reason in the catalog to give it a vote. Whether it has one is what
+            // each group has to say after that: a copy from before may not know of a vote that came and that has yet
+            // to go. A leader that read the catalog before, and stood still since, may still give it one: its next
+            // look at the catalog takes that back, which needs no more than a majority of the others.
             let (catalog, shards) =
                 (self.groups.wait_for_catalog(Freshness::Linearizable), self.groups.all());
             futures::try_join!(catalog, self.groups.wait_for(shards, Freshness::Linearizable))?;

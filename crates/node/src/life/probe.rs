@@ -7,6 +7,7 @@ use model::{GroupId, NodeId};
 use wire::life::{Probe, ProbeAnswer};
 use wire::peer::PeerKind;
 
+use super::standing::HAS_DATA;
 use crate::link::{LinkError, Links};
 
 /// How long a node that asks another for its standing waits.
@@ -17,8 +18,8 @@ pub(crate) const PROBE_WAIT: Duration = Duration::from_millis(500);
 pub(crate) enum Silence {
     /// Nothing is known of it.
     Unheard,
-    /// It has heard us, and cannot say yet: it has data.
-    Refused(String),
+    /// It has heard us, and cannot say yet: it has data. Who refuses for another reason has said nothing of that.
+    HasData(String),
 }
 
 /// Asks all of them at once.
@@ -34,8 +35,8 @@ pub(crate) async fn ask(
             let asked = links.call(node, PeerKind::Probe, GroupId::CATALOG, body, PROBE_WAIT).await;
             let answer = match asked {
                 Ok(body) => ProbeAnswer::decode(body).map_err(|_| Silence::Unheard),
-                Err(LinkError::Refused(why)) => Err(Silence::Refused(why)),
-                Err(LinkError::Unreached(_) | LinkError::Lost) => Err(Silence::Unheard),
+                Err(LinkError::Refused(why)) if why.ends_with(HAS_DATA) => Err(Silence::HasData(why)),
+                Err(_) => Err(Silence::Unheard),
             };
             (node, answer)
         }

@@ -32,6 +32,9 @@ use crate::error::Error;
 use crate::inner::Inner;
 use crate::link::Links;
 
+/// What a node says of itself that has data and has not read them yet: others go by these words.
+pub(crate) const HAS_DATA: &str = "has data that it has not opened yet";
+
 /// What a start found on the disk.
 pub(crate) struct Found {
     pub(crate) standing: Standing,
@@ -166,7 +169,7 @@ impl Life {
     /// A node with data is not empty, whatever it has not read of them yet.
     fn refuse_before_adoption(&self, now: &Standing) -> Result<(), String> {
         match self.has_old_data && *now == Standing::Empty {
-            true => Err(format!("node {} has data that it has not opened yet", self.node)),
+            true => Err(format!("node {} {HAS_DATA}", self.node)),
             false => Ok(()),
         }
     }

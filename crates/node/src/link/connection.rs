@@ -24,7 +24,7 @@ use wire::peer::{BODY_BYTES_MAX, FrameHeader, FrameRole, PeerKind};
 
 use super::counters::Counters;
 use super::frame::Frame;
-use super::handler::{Handler, ReplyTo};
+use super::handler::{Handler, ReplyTo, Unheeded};
 use super::links::LinkError;
 use super::network::Stream;
 use super::places::Host;
@@ -295,14 +295,17 @@ impl Connection {
         self.queue.tell(lane(kind), frame).is_ok()
     }
 
-    pub(super) fn answer(&self, mut frame: Frame) {
+    /// Answers. Whether the queue took it, which is not to say that it arrives.
+    pub(super) fn answer(&self, mut frame: Frame) -> bool {
         if fits(&frame.body).is_err() {
             let text = format!("the answer has {} bytes, a frame takes {BODY_BYTES_MAX}", frame.body.len());
             frame = Frame { role: FrameRole::Refusal, body: Bytes::from(text), ..frame };
         }
-        if self.queue.answer(frame) == Err(NotTaken::Full) {
+        let taken = self.queue.answer(frame);
+        if taken == Err(NotTaken::Full) {
             self.close_broken("the other side does not read its answers".to_owned());
         }
+        taken.is_ok()
     }
 
     pub(super) fn hold(&self, bytes: usize) {
@@ -385,30 +388,31 @@ impl Connection {
     fn deliver(self: &Arc<Connection>, header: FrameHeader, body: Bytes) {
         let FrameHeader { group, request, .. } = header;
         let wanted = (header.role == FrameRole::Request).then_some(request);
-        let refuse = |text: String| {
+        let answer = |role, body| {
             if wanted.is_some() {
-                let role = FrameRole::Refusal;
-                self.answer(Frame { kind: header.kind, role, group, request, body: text.into() });
+                self.answer(Frame { kind: header.kind, role, group, request, body });
             }
         };
+        let refuse = |text: String| answer(FrameRole::Refusal, text.into());
         let Some(kind) = PeerKind::from_number(header.kind) else {
             return refuse(format!("messages of kind {} are not known here", header.kind));
         };
+        // An answer of the handler's says that nothing happened, where it has one.
+        let unheeded = |why, text: String| match self.handler.unheeded(kind, why) {
+            Some(body) => answer(FrameRole::Answer, body),
+            None => refuse(text),
+        };
         let knows_cluster = self.is_full();
         if !knows_cluster && !kind.is_before_cluster() {
-            return refuse(match self.is_over.load(Ordering::Relaxed) {
+            let text = match self.is_over.load(Ordering::Relaxed) {
                 true => self.other.over(),
                 false => format!("the sender is not known here to be of this cluster: no {kind:?}"),
-            });
+            };
+            return unheeded(Unheeded::Stranger, text);
         }
         let held_bytes_max = if knows_cluster { HELD_BYTES_MAX } else { STRANGER_HELD_BYTES_MAX };
         if self.held_bytes.load(Ordering::Relaxed) > held_bytes_max {
-            return match self.handler.too_much(kind).filter(|_| wanted.is_some()) {
-                Some(body) => {
-                    self.answer(Frame { kind: header.kind, role: FrameRole::Answer, group, request, body })
-                }
-                None => refuse("too much waits to be answered here".to_owned()),
-            };
+            return unheeded(Unheeded::TooMuch, "too much waits to be answered here".to_owned());
         }
         let reply = ReplyTo::new(self, kind, group, wanted, body.len());
         self.handler.handle(self.other.node, knows_cluster, kind, group, request, body, reply);

@@ -9,6 +9,15 @@ use wire::peer::{FrameRole, PeerKind};
 use super::connection::Connection;
 use super::frame::Frame;
 
+/// Why a request is not even looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unheeded {
+    /// Too much waits to be answered.
+    TooMuch,
+    /// The sender is not known to be of this cluster, or is not any more.
+    Stranger,
+}
+
 /// Who is asked when another node asks something.
 ///
 /// All calls for one connection come from its one reader, in the order of the bytes, so they must be quick:
@@ -28,9 +37,9 @@ pub(crate) trait Handler: Send + Sync + 'static {
         reply: ReplyTo,
     );
 
-    /// The answer to a request that is not even looked at, because too much waits to be answered. Without one it
-    /// is refused, which does not say that nothing happened.
-    fn too_much(&self, _kind: PeerKind) -> Option<Bytes> {
+    /// The answer to a request that is not even looked at. Without one it is refused, which does not say that
+    /// nothing happened.
+    fn unheeded(&self, _kind: PeerKind, _why: Unheeded) -> Option<Bytes> {
         None
     }
 
@@ -69,16 +78,15 @@ impl ReplyTo {
         self.answers.connection.number
     }
 
-    /// Whether nobody hears the answer any more.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.answers.connection.is_closed()
+    /// Answers: the body, or why not.
+    pub(crate) fn send(self, answer: Result<Bytes, String>) {
+        self.deliver(answer);
     }
 
-    /// Answers: the body, or why not.
-    pub(crate) fn send(mut self, answer: Result<Bytes, String>) {
-        if let Some(request) = self.request.take() {
-            self.answers.send(self.kind, self.group, request, answer);
-        }
+    /// The same. Whether somebody may hear it.
+    pub(crate) fn deliver(mut self, answer: Result<Bytes, String>) -> bool {
+        let request = self.request.take();
+        request.is_some_and(|request| self.answers.deliver(self.kind, self.group, request, answer))
     }
 
     /// The answer will come by its number, through what is returned. The request's memory is not the link's
@@ -108,11 +116,16 @@ impl Answers {
     /// Answers the request with this number, of this kind and group. Goes nowhere when the connection is
     /// closed: the other side knows that.
     pub(crate) fn send(&self, kind: PeerKind, group: GroupId, request: u64, answer: Result<Bytes, String>) {
+        self.deliver(kind, group, request, answer);
+    }
+
+    /// The same. Whether the connection took it.
+    fn deliver(&self, kind: PeerKind, group: GroupId, request: u64, answer: Result<Bytes, String>) -> bool {
         let (role, body) = match answer {
             Ok(body) => (FrameRole::Answer, body),
             Err(text) => (FrameRole::Refusal, Bytes::from(text)),
         };
-        self.connection.answer(Frame { kind: kind as u8, role, group, request, body });
+        self.connection.answer(Frame { kind: kind as u8, role, group, request, body })
     }
 
     /// The other side does not keep to the protocol: closes the connection.

@@ -24,6 +24,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use handler::{Handler, ReplyTo};
+pub(crate) use handler::{Handler, ReplyTo, Unheeded};
 pub(crate) use links::{Identity, LinkError, LinkEvent, LinkState, Links};
 pub use network::{Network, Stream};

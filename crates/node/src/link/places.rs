@@ -1,7 +1,8 @@
 //! Places for connections that have not greeted yet.
 //!
-//! There are few of them, since anybody can connect. No host gets more than a share, and all hosts without a peer of
-//! ours together leave some: whoever fills what they can does not keep the peers out.
+//! There are few of them, since anybody can connect. No host gets more than a share, the larger one if a peer of
+//! ours is there, and all hosts without a peer together leave some: whoever fills what it can does not keep the peers
+//! out that are elsewhere.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -13,6 +14,8 @@ use parking_lot::Mutex;
 const PLACES: usize = 64;
 /// How many of them one host may have, unless a peer is there.
 const PLACES_PER_HOST: usize = PLACES / 4;
+/// How many of them one host may have where a peer is, which may not be alone there.
+const PLACES_PER_PEERS_HOST: usize = PLACES / 2;
 /// How many of them all such hosts may have together.
 const PLACES_FOR_STRANGERS: usize = PLACES - PLACES / 4;
 
@@ -48,35 +51,34 @@ pub(super) struct Places {
 struct Taken {
     all: usize,
     strangers: usize,
-    /// By host, without peers' hosts. As many as there are strangers at most.
+    /// By host. As many as there are places at most.
     hosts: BTreeMap<Host, usize>,
 }
 
 /// A place that is taken. Dropped, it is free.
 pub(super) struct Place {
     places: Places,
-    /// Which host's share it counts for.
-    stranger: Option<Host>,
+    /// Whose share it counts for.
+    host: Host,
+    is_strangers: bool,
 }
 
 impl Places {
     /// A place for a connection from `host`, if one is left for it.
     pub(super) fn take(&self, host: &Host, is_peers: bool) -> Option<Place> {
         let mut taken = self.taken.lock();
-        let has_share = || {
-            taken.strangers < PLACES_FOR_STRANGERS
-                && taken.hosts.get(host).is_none_or(|count| *count < PLACES_PER_HOST)
+        let of_host = taken.hosts.get(host).copied().unwrap_or(0);
+        let has_share = match is_peers {
+            true => of_host < PLACES_PER_PEERS_HOST,
+            false => of_host < PLACES_PER_HOST && taken.strangers < PLACES_FOR_STRANGERS,
         };
-        if taken.all >= PLACES || !(is_peers || has_share()) {
+        if taken.all >= PLACES || !has_share {
             return None;
         }
         taken.all += 1;
-        let stranger = (!is_peers).then(|| host.clone());
-        if let Some(host) = &stranger {
-            taken.strangers += 1;
-            *taken.hosts.entry(host.clone()).or_default() += 1;
-        }
-        Some(Place { places: self.clone(), stranger })
+        taken.strangers += usize::from(!is_peers);
+        *taken.hosts.entry(host.clone()).or_default() += 1;
+        Some(Place { places: self.clone(), host: host.clone(), is_strangers: !is_peers })
     }
 }
 
@@ -84,12 +86,11 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut taken = self.places.taken.lock();
         taken.all -= 1;
-        let Some(host) = &self.stranger else { return };
-        taken.strangers -= 1;
-        if let Some(count) = taken.hosts.get_mut(host) {
+        taken.strangers -= usize::from(self.is_strangers);
+        if let Some(count) = taken.hosts.get_mut(&self.host) {
             *count -= 1;
             if *count == 0 {
-                taken.hosts.remove(host);
+                taken.hosts.remove(&self.host);
             }
         }
     }
@@ -133,6 +134,10 @@ mod tests {
         assert_eq!(peers.len(), PLACES - PLACES_FOR_STRANGERS);
         assert!(places.take(&host(1), true).is_none(), "there is a bound for all");
         drop((first, more, peers));
+        let (one_peer, another) = (fill(100, true), fill(101, true));
+        assert_eq!(one_peer.len(), PLACES_PER_PEERS_HOST, "one peer's host does not keep the others out");
+        assert_eq!(another.len(), PLACES - PLACES_PER_PEERS_HOST);
+        drop((one_peer, another));
         let taken = places.taken.lock();
         assert!(taken.all == 0 && taken.strangers == 0 && taken.hosts.is_empty());
     }

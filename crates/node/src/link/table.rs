@@ -201,7 +201,7 @@ impl Shared {
     /// Whether a connection may come: over which one, which was found dead. Or why not.
     pub(super) async fn admit(&self, other: &Other) -> Result<Option<u64>, (RefusalCode, String)> {
         let node = other.node;
-        let old = {
+        let (old, gives_way) = {
             let table = self.table.lock();
             let unlisted_max = if other.knows_cluster { UNLISTED_MEMBERS_MAX } else { UNLISTED_MAX };
             if !table.peers.contains_key(&node) && table.unlisted(other.knows_cluster) >= unlisted_max {
@@ -209,14 +209,17 @@ impl Shared {
                     format!("node {} has too many connections of nodes it does not know", self.me.node);
                 return Err((RefusalCode::TooMany, text));
             }
-            table.peers.get(&node).and_then(Peer::live).cloned()
+            let old = table.peers.get(&node).and_then(Peer::live).cloned();
+            let gives_way = |old: &Arc<Connection>| table.opens_to(other) && !table.opens_to(&old.other);
+            let gives_way = old.as_ref().is_some_and(gives_way);
+            (old, gives_way)
         };
         let Some(old) = old else { return Ok(None) };
         if old.other.process == other.process && self.is_dialled_by_smaller(other) {
             return Ok(None);
         }
-        // Anybody may say a node's number: who knows the cluster comes first.
-        if other.knows_cluster && !old.other.knows_cluster {
+        // Anybody may say a node's number: who is of this cluster comes before one that is not, or not any more.
+        if gives_way {
             return Ok(Some(old.number));
         }
         if !old.is_alive(ALIVE_WITHIN).await {
@@ -261,12 +264,15 @@ impl Shared {
         if peer.is_up && (is_other_process || !opens) {
             self.down(peer, other.node, "another process has its place");
         }
-        if is_other_process {
-            self.gone(peer, other.node);
-            peer.process = None;
+        // One that is not of this cluster, or not any more, says nothing of the one that is.
+        if opens {
+            if is_other_process {
+                self.gone(peer, other.node);
+                peer.process = None;
+            }
+            peer.is_gone = false;
+            peer.lost = None;
         }
-        peer.is_gone = false;
-        peer.lost = None;
         let connection = Connection::new(number, other, handler, peer.counters.clone());
         peer.connection = Some(connection.clone());
         peer.changed.notify_one();

@@ -129,6 +129,65 @@ async fn a_session_lives_on_whichever_node_hears_it_and_ends_in_silence() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_restarts_as_a_whole_sends_no_worker_away_that_holds_a_claim() {
+    let mut stage = Stage::set().await;
+    let (led, a, b) = stage.nodes().await;
+    let session = register(&a).await;
+    let held = claim(&a, session).await;
+    drop((led, a, b));
+    for node in TRIO {
+        stage.world.kill(node);
+    }
+    for node in TRIO {
+        stage.world.launch(node, &TRIO);
+    }
+    let mut beating = Vec::new();
+    for node in TRIO {
+        let (node, running) = (stage.node(node).await, vec![(held.id, held.fence)]);
+        beating.push(tokio::spawn(async move {
+            let since = Instant::now();
+            loop {
+                match node.beat(&worker(), session, running.clone()).await {
+                    Ok(answer) => return answer,
+                    // It does not know yet, and says so.
+                    Err(error) => assert_eq!(error.code(), "unavailable", "after {:?}", since.elapsed()),
+                }
+                assert!(since.elapsed() < Duration::from_secs(30), "no node knows");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }));
+    }
+    for answer in futures::future::join_all(beating).await {
+        assert_eq!(answer.unwrap().state, WorkerState::Running);
+    }
+    let node = stage.node(1).await;
+    assert_eq!(state(&node, stage.task).await, StateKind::Claimed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_workers_that_a_stream_speaks_for_live_on_at_all_nodes_without_a_beat() {
+    let mut stage = Stage::set().await;
+    let (led, a, b) = stage.nodes().await;
+    let session = register(&a).await;
+    let mut stream = a.hold_session(&worker(), session).await.unwrap();
+    stream.vouch();
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(4) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!stream.is_over(), "lost after {:?}", since.elapsed());
+    }
+    for node in [&led, &b] {
+        assert_eq!(node.worker(&worker()).unwrap().state, WorkerState::Running);
+    }
+    // Who holds a claim speaks for itself.
+    let held = claim(&a, session).await;
+    assert_eq!(held.id, stage.task);
+    let freed_after = until_ready(&led, stage.task).await;
+    assert!(freed_after >= Duration::from_millis(1_500), "{freed_after:?}");
+    eventually("its node knows", || stream.is_over()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_breaks_at_one_node_frees_in_a_shard_that_another_leads() {
     let mut stage = Stage::set().await;
     let (led, a, b) = stage.nodes().await;

@@ -392,3 +392,63 @@ async fn workers_are_listed_page_by_page() {
     assert_eq!(node.workers_page(Some("!"), 2).unwrap_err().code(), "invalid_request");
     node.stop().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_leaves_ends_its_own_session_and_no_other() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let first = register(&node, "w1").await;
+    let before = node.hold_session(&worker("w1"), first).await.unwrap();
+    // The worker started anew, and took its old name.
+    let second = register(&node, "w1").await;
+    let held = claim_in_session(&node, "mail", "w1", second).await;
+    before.drain();
+    assert_eq!(before.leave().await.unwrap().value, 0);
+    let shown = node.worker(&worker("w1")).unwrap();
+    assert_eq!((shown.session, shown.state), (second, WorkerState::Running), "neither drained nor ended");
+    let after = node.hold_session(&worker("w1"), second).await.unwrap();
+    after.drain();
+    assert_eq!(node.worker(&worker("w1")).unwrap().state, WorkerState::Draining);
+    assert_eq!(after.leave().await.unwrap().value, held.len() as u64, "what it held waits again");
+    assert!(node.workers().is_empty(), "its life before is not listed either");
+    assert_eq!(claim_one(&node, "mail").await.attempt, 1);
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_on_the_way_to_a_worker_counts_as_held_and_is_never_called_lost() {
+    let node = node().await;
+    enqueue(&node, task("mail")).await;
+    let session = register(&node, "w1").await;
+    let held = claim_in_session(&node, "mail", "w1", session).await;
+    let on_the_way = vec![(held[0].id, held[0].fence)];
+    let beat =
+        async || node.beat_on_stream(&worker("w1"), session, Vec::new(), on_the_way.clone()).await.unwrap();
+    for _ in 0..3 {
+        assert!(beat().await.lost.is_empty());
+        // Longer than a claim may go unlisted.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+    }
+    assert_eq!(depth(&node, "mail", StateKind::Claimed).await, 1);
+    node.put_back(held[0].id).await.unwrap();
+    assert!(beat().await.lost.is_empty(), "it does not have it yet, so it need not hear that it lost it");
+    node.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_is_taken_only_while_another_process_has_an_open_stream() {
+    let node = node().await;
+    let process = |pid| WorkerFacts { host: Some("here".to_owned()), pid: Some(pid), ..facts("w1") };
+    let (first, _) = node.register_alone(process(1)).await.unwrap();
+    let (second, _) = node.register_alone(process(2)).await.unwrap();
+    assert_ne!(first, second, "it had no stream");
+    let stream = node.hold_session(&worker("w1"), second).await.unwrap();
+    let refused = node.register_alone(process(3)).await.unwrap_err();
+    assert_eq!((refused.code(), refused.retry_after()), ("not_unique", Some(Millis::secs(1))));
+    assert!(refused.to_string().contains("host here, process 2"), "{refused}");
+    let same = WorkerFacts { session: Some(second), ..process(2) };
+    assert_eq!(node.register_alone(same).await.unwrap().0, second, "it may go on");
+    drop(stream);
+    eventually("its name is free", || async { node.register_alone(process(3)).await.is_ok() }).await;
+    node.stop().await.unwrap();
+}

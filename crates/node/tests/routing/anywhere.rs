@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use model::{GroupId, Millis, QueuePolicy, ShardId, Spread, StateKind};
-use node::call::{AckCall, Action, Freshness, TaskFilter, TaskSpec};
+use node::call::{AckCall, Action, ClaimCall, Freshness, TaskFilter, TaskSpec};
 
-use crate::support::{Cluster, SHARDS, ack, claim, enqueue, eventually, queue, task, task_in};
+use crate::support::{Cluster, SHARDS, ack, claim, claim_call, enqueue, eventually, queue, task, task_in};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_is_enqueued_claimed_and_acked_at_any_node() {
@@ -180,7 +180,7 @@ async fn a_request_id_gets_the_same_claims_at_another_node() {
     for shard in cluster.shards() {
         enqueue(cluster.node(1), task_in("mail", shard)).await;
     }
-    let mut call = crate::support::claim_call("mail", 3, Millis(0));
+    let mut call = claim_call("mail", 3, Millis(0));
     call.request_id = Some("request-1".to_owned());
     let ids = |claims: Vec<node::call::Claim>| {
         claims.iter().map(|claim| claim.token.clone()).collect::<HashSet<_>>()
@@ -190,6 +190,33 @@ async fn a_request_id_gets_the_same_claims_at_another_node() {
     for node in cluster.nodes() {
         assert_eq!(ids(node.claim(call.clone()).await.unwrap().value), first);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_claims_have_ended_does_not_stand_in_the_way_of_others() {
+    let cluster = Cluster::start().await;
+    let shard = cluster.shards().next().unwrap();
+    let leader = cluster.leader_of(shard).await;
+    let here = cluster.node(leader.0).clone();
+    let there = cluster.nodes().find(|node| node.id() != leader).unwrap();
+    let call = |name: &str| ClaimCall {
+        request_id: Some("request-1".to_owned()),
+        ..claim_call(name, 1, Millis::secs(60))
+    };
+    let waiting = tokio::spawn({
+        let (here, call) = (here.clone(), call("later"));
+        async move { here.claim(call).await }
+    });
+    eventually("it waits", || async { here.waiting_claims() == 1 }).await;
+    // The same request is served at another node, and what it got is done with.
+    enqueue(there, task_in("now", shard)).await;
+    let served = there.claim(call("now")).await.unwrap().value;
+    ack(there, &served[0]).await;
+    enqueue(&here, task_in("later", shard)).await;
+    let told = tokio::time::timeout(Duration::from_secs(30), waiting).await;
+    let told = told.expect("it is not served again and again").unwrap().unwrap();
+    assert!(told.value.is_empty());
+    assert_eq!(claim(&here, "later", 1, Millis::secs(10)).await.len(), 1, "the task is for others");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -114,6 +114,7 @@ impl Machine for Toy {
                         fence,
                         deadline: self.stamps.0,
                         deadline_wall: self.stamps.1,
+                        hold: model::Millis(0),
                         enqueued_at: self.stamps.1,
                         ready_since: self.stamps.1,
                         envelope: Bytes::new(),

@@ -2,6 +2,9 @@
 //!
 //! What has arrived goes to the node in one call, and several calls are under way at once: under load the calls
 //! grow by themselves. Whoever does not read its results is not read from.
+//!
+//! Whatever ends a stream, all that was taken from it is answered first: what is left without an answer was never
+//! looked at, and may be sent again.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,12 +12,14 @@ use std::task::{Context, Poll};
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{FutureExt as _, Stream, StreamExt as _};
+use model::limits;
 use node::Node;
 use node::call::TaskSpec;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Status, Streaming};
 use wire::grpc;
 use wire::grpc::enqueue_result::Outcome;
+use wire::http::parse::check_at_most;
 use wire::http::{Code, Invalid, Problem};
 
 use super::enqueue::no_task;
@@ -24,9 +29,9 @@ use crate::problem::Refusal;
 
 /// Calls of one stream under way at once.
 const CALLS_MAX: usize = 16;
-/// Items in one call.
+/// Tasks in one call, but for a single larger message.
 const ITEMS_MAX: usize = 1_000;
-/// Bytes of payload in one call, but for a single larger item.
+/// Bytes of payload in one call, but for a single larger message.
 const BYTES_MAX: usize = 1024 * 1024;
 
 /// Answers a stream of items.
@@ -61,12 +66,18 @@ struct Batch {
 
 impl Work {
     /// Takes what has arrived. What was wrong with some of it is answered at once.
-    fn poll_items(&mut self, context: &mut Context<'_>, refused: &mut Results) -> Result<Batch, Status> {
+    fn poll_items(&mut self, context: &mut Context<'_>, refused: &mut Results) -> Batch {
         let mut batch = Batch::default();
         while !self.has_ended && batch.seqs.len() < ITEMS_MAX && batch.bytes < BYTES_MAX {
             match self.items.poll_next_unpin(context) {
-                Poll::Ready(Some(Ok(item))) => batch.add(item, refused),
-                Poll::Ready(Some(Err(status))) => return Err(status),
+                Poll::Ready(Some(Ok(item))) => {
+                    if let Err(refusal) = batch.add_all(item, refused) {
+                        (self.has_ended, self.end) = (true, Some(refusal.into()));
+                    }
+                }
+                Poll::Ready(Some(Err(status))) => {
+                    (self.has_ended, self.end) = (true, Some(unreadable(status)));
+                }
                 Poll::Ready(None) => self.has_ended = true,
                 Poll::Pending => break,
             }
@@ -74,7 +85,7 @@ impl Work {
                 break;
             }
         }
-        Ok(batch)
+        batch
     }
 
     fn call(&mut self, batch: Batch) {
@@ -94,10 +105,7 @@ impl Stream for Work {
         }
         let mut results = Results::new();
         while !work.has_ended && work.calls.len() < CALLS_MAX {
-            let batch = match work.poll_items(context, &mut results) {
-                Ok(batch) => batch,
-                Err(status) => return Poll::Ready(Some(Err(status))),
-            };
+            let batch = work.poll_items(context, &mut results);
             let is_full = batch.seqs.len() >= ITEMS_MAX || batch.bytes >= BYTES_MAX;
             if !batch.seqs.is_empty() {
                 work.call(batch);
@@ -120,9 +128,18 @@ impl Stream for Work {
 }
 
 impl Batch {
-    fn add(&mut self, item: grpc::EnqueueItem, refused: &mut Results) {
-        let seq = item.seq;
-        match item.task.map(read::task) {
+    /// Takes in what one message brought.
+    fn add_all(&mut self, item: grpc::EnqueueItem, refused: &mut Results) -> Result<(), Refusal> {
+        check_at_most("more", &item.more, limits::ENQUEUE_TASKS_MAX)?;
+        self.add(item.seq, item.task, refused);
+        for (seq, task) in (1..).map(|n| item.seq.wrapping_add(n)).zip(item.more) {
+            self.add(seq, Some(task), refused);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, seq: u64, task: Option<grpc::Task>, refused: &mut Results) {
+        match task.map(read::task) {
             Some(Ok(spec)) => {
                 self.bytes += spec.payload.len();
                 self.seqs.push(seq);
@@ -134,11 +151,17 @@ impl Batch {
     }
 
     async fn enqueue(self, node: &Node) -> Results {
-        let told = match node.enqueue(self.specs, false).await {
-            Ok(answer) => answer.value,
-            // It is the same for all of them.
-            Err(error) => vec![Err(error); self.seqs.len()],
-        };
+        let (mut specs, mut told) = (self.specs, Vec::with_capacity(self.seqs.len()));
+        // One message may bring as many as a call takes, and others came before it.
+        while !specs.is_empty() {
+            let rest = specs.split_off(specs.len().min(limits::ENQUEUE_TASKS_MAX));
+            let count = specs.len();
+            match node.enqueue(std::mem::replace(&mut specs, rest), false).await {
+                Ok(answer) => told.extend(answer.value),
+                // It is the same for all of them.
+                Err(error) => told.extend(vec![Err(error); count]),
+            }
+        }
         let outcome = |told: Result<_, node::Error>| match told {
             Ok(enqueued) => Outcome::Enqueued(tell::enqueued(&enqueued)),
             Err(error) => Outcome::Error(tell::refused(&error)),
@@ -153,6 +176,17 @@ fn wrong(seq: u64, invalid: Invalid) -> grpc::EnqueueResult {
 
 fn result(seq: u64, outcome: Outcome) -> grpc::EnqueueResult {
     grpc::EnqueueResult { seq, outcome: Some(outcome) }
+}
+
+/// What is said of an item that could not be read. One that is too large is the first without an answer.
+fn unreadable(status: Status) -> Status {
+    match status.code() {
+        tonic::Code::OutOfRange => {
+            let text = format!("an item is too large, and ends the stream: {}", status.message());
+            Refusal::new(Code::PayloadTooLarge, text).into()
+        }
+        _ => status,
+    }
 }
 
 fn stopping() -> Status {

@@ -78,6 +78,7 @@ fn claim(claim: call::Claim) -> grpc::Claim {
         enqueued_at: Some(timestamp(claim.enqueued_at)),
         order_key,
         dedup_key,
+        hold_ms: claim.hold.0,
     }
 }
 

@@ -117,10 +117,10 @@ impl Shard {
         }
         let attempt = u32::from(self.tasks[slot].attempts) + 1;
         self.happened(slot, Event::Claimed { worker: holder.worker.clone(), attempt, fence }, effects);
-        self.claimed(slot, at.wall.after(hold))
+        self.claimed(slot, at.wall.after(hold), hold)
     }
 
-    fn claimed(&self, slot: Slot, deadline_wall: model::WallTime) -> Claimed {
+    fn claimed(&self, slot: Slot, deadline_wall: model::WallTime, hold: Millis) -> Claimed {
         let task = &self.tasks[slot];
         Claimed {
             id: task.id,
@@ -130,6 +130,7 @@ impl Shard {
             fence: task.fence,
             deadline: task.deadline(),
             deadline_wall,
+            hold,
             enqueued_at: task.enqueued_at,
             ready_since: model::WallTime::from_millis(task.since),
             envelope: bytes::Bytes::new(),
@@ -143,7 +144,8 @@ impl Shard {
             let slot = self.tasks.find(id)?;
             let task = &self.tasks[slot];
             let holds = task.state == StateKind::Claimed && task.fence == fence;
-            holds.then(|| self.claimed(slot, super::shift::wall_at(at, task.deadline())))
+            let hold = self.claims.get(&slot)?.hold;
+            holds.then(|| self.claimed(slot, super::shift::wall_at(at, task.deadline()), hold))
         };
         Some(request.claims.iter().filter_map(current).collect())
     }

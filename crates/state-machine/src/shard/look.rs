@@ -273,6 +273,18 @@ impl Shard {
         sessions
     }
 
+    /// The ids alone, in the same steps.
+    pub fn holders_from(&self, from: SessionId, limit: usize) -> Vec<SessionId> {
+        let mut sessions: Vec<SessionId> = Vec::new();
+        let mut next = self.sessions.range((from, Fence(0))..).next();
+        while let Some((&(session, _), _)) = next.filter(|_| sessions.len() < limit) {
+            sessions.push(session);
+            let after = (Bound::Excluded((session, Fence(u64::MAX))), Bound::Unbounded);
+            next = self.sessions.range(after).next();
+        }
+        sessions
+    }
+
     /// The claims that sessions hold here, in steps: from `from` on, at most `limit`, by session and fence.
     pub fn held_from(&self, from: (SessionId, Fence), limit: usize) -> Vec<(SessionId, Fence)> {
         self.sessions.range(from..).take(limit).map(|(&held, _)| held).collect()

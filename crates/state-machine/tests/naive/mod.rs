@@ -556,6 +556,7 @@ impl Naive {
             fence: task.fence,
             deadline: held.deadline,
             deadline_wall: self.wall_of(held.deadline),
+            hold: held.hold,
             enqueued_at: task.enqueued_at,
             ready_since: task.since,
             envelope: bytes::Bytes::new(),

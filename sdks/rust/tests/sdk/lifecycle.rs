@@ -12,7 +12,7 @@ use windlass::{
     TaskState, Until, Worker, mins,
 };
 
-use crate::support::{Double, end, soon, start};
+use crate::support::{Double, Proxy, end, soon, start, until};
 
 async fn double(task: Double, _: Context) -> Result<u64, TaskError> {
     Ok(task.0 * 2)
@@ -195,4 +195,36 @@ async fn the_registry_shows_a_worker_with_its_slots_labels_and_sdk() {
     assert!(listed.labels["sdk"].starts_with("rust/"), "{listed:?}");
     assert_eq!(listed.queues, ["numbers"]);
     end(server, worker).await;
+}
+
+#[tokio::test]
+async fn a_lost_worker_is_listed_for_ten_minutes() {
+    let (server, client) = start().await;
+    let admin = client.admin();
+    let lose = async |name: &str| {
+        let proxy = Proxy::to(&server).await;
+        let through = windlass::Client::connect(&proxy.url).await.unwrap();
+        let worker = Worker::new(through).name(name).handle(double).start().unwrap();
+        until(&format!("{name} runs"), || async { admin.worker(name).await.is_ok() }).await;
+        proxy.close();
+        until(&format!("{name} is lost"), || async {
+            admin.worker(name).await.is_ok_and(|worker| worker.state == "lost")
+        })
+        .await;
+        (proxy, worker)
+    };
+    let listed = async || {
+        let workers = admin.workers().await.unwrap();
+        workers.into_iter().map(|worker| (worker.id, worker.state)).collect::<Vec<_>>()
+    };
+    let _first = lose("w-1").await;
+    server.advance(mins(9));
+    let _second = lose("w-2").await;
+    server.advance(mins(2));
+    // The one is forgotten after eleven minutes; the other was looked at just the same, after two.
+    let second = [("w-2".to_owned(), "lost".to_owned())];
+    until("w-1 is forgotten", || async { listed().await == second }).await;
+    server.advance(mins(9));
+    until("w-2 is forgotten", || async { listed().await.is_empty() }).await;
+    server.stop().await.unwrap();
 }

@@ -5,6 +5,8 @@ mod connections;
 mod inline;
 mod lifecycle;
 mod outcomes;
+mod producing;
 mod running;
+mod sessions;
 mod stopping;
 mod support;

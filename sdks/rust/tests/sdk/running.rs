@@ -127,7 +127,7 @@ async fn a_handler_that_is_not_extended_loses_its_task_at_the_deadline_and_is_to
     wire.go_on.notify_one();
     worker.stop();
     soon(worker.join()).await.unwrap();
-    assert_eq!(handle.info().await.unwrap().state, TaskState::Dead, "what came too late did not count");
+    assert_eq!(handle.state().await.unwrap(), TaskState::Dead, "what came too late did not count");
     server.stop().await.unwrap();
 }
 

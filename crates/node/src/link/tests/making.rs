@@ -225,6 +225,65 @@ async fn a_node_that_knows_the_cluster_takes_its_place_from_one_that_does_not() 
 }
 
 #[tokio::test]
+async fn a_life_that_counts_takes_its_place_from_one_that_is_over() {
+    let hub = Hub::default();
+    let mut one = Process::start(hub.listen("one"), 1, CLUSTER, &[]);
+    one.set_peers_and_over(&[(N2, "nowhere")], &[(N2, 0)]);
+    let before = Process::start(hub.listen("elsewhere"), 2, CLUSTER, &[(N1, "one")]);
+    before.up(N1).await;
+    // What it says is not looked at, and where that means that nothing happened it is told so.
+    assert_eq!(before.call(N1, PeerKind::ReadIndex, b"x").await, Ok(Bytes::from_static(b"untouched")));
+    let two = Process::start(hub.listen("two"), 2, 0, &[]);
+    two.links.set_cluster(CLUSTER, 1);
+    two.set_peers(&[(N1, "one")]);
+    assert_eq!(one.event().await, LinkEvent::Up(N2), "nobody was there before that counts");
+    assert_eq!(one.call(N2, PeerKind::Propose, b"x").await, Ok(Bytes::from_static(b"x")));
+    assert_eq!(two.desk.got.lock().len(), 1);
+    until(|| before.links.up().is_empty()).await;
+    // It dials again and again, and is refused.
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    assert!(before.links.up().is_empty());
+    assert!(one.events.try_recv().is_err(), "the one that counts stays");
+}
+
+#[tokio::test]
+async fn a_life_that_is_over_says_nothing_of_the_one_that_counts() {
+    let hub = Hub::default();
+    let mut one = Process::start(hub.listen("one"), 1, CLUSTER, &[]);
+    one.set_peers_and_over(&[(N2, "two")], &[(N2, 0)]);
+    let two = Process::start(hub.listen("two"), 2, 0, &[]);
+    two.links.set_cluster(CLUSTER, 1);
+    assert_eq!(one.event().await, LinkEvent::Up(N2));
+    hub.is_swallowing.store(true, Ordering::Relaxed);
+    assert_eq!(one.event().await, LinkEvent::Down(N2));
+    // The link heals, and the one that is over is faster.
+    hub.ports.lock().remove("two");
+    hub.is_swallowing.store(false, Ordering::Relaxed);
+    let before = Process::start(hub.listen("elsewhere"), 2, CLUSTER, &[(N1, "one")]);
+    before.up(N1).await;
+    assert!(matches!(one.links.state(N2), LinkState::Down { gone: false, .. }));
+    two.set_peers(&[(N1, "one")]);
+    assert_eq!(one.event().await, LinkEvent::Up(N2), "and nobody was said to be gone");
+}
+
+#[tokio::test]
+async fn who_answers_is_told_whether_somebody_may_hear_it() {
+    let hub = Hub::default();
+    let (one, two) = pair(&hub).await;
+    let asked = one.links.send(N2, PeerKind::ReadIndex, GroupId(1), Bytes::new(), replica::Pace::Now);
+    let heard = asked.await.unwrap();
+    let asked = one.links.send(N2, PeerKind::ReadIndex, GroupId(1), Bytes::new(), replica::Pace::Now);
+    let unheard = asked.await.unwrap();
+    until(|| two.desk.unanswered.lock().len() == 2).await;
+    assert!(two.desk.unanswered.lock().remove(0).deliver(Ok(Bytes::from_static(b"1"))));
+    assert_eq!(heard.await, Ok(Bytes::from_static(b"1")));
+    one.kill().await;
+    until(|| two.links.up().is_empty()).await;
+    assert!(!two.desk.unanswered.lock().remove(0).deliver(Ok(Bytes::from_static(b"2"))));
+    assert_eq!(unheard.await, Err(LinkError::Lost));
+}
+
+#[tokio::test]
 async fn a_second_process_under_the_same_number_is_kept_out() {
     let hub = Hub::default();
     let (one, two) = pair(&hub).await;

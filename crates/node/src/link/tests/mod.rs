@@ -182,6 +182,10 @@ impl Handler for Desk {
         }
     }
 
+    fn unheeded(&self, kind: PeerKind, why: Unheeded) -> Option<Bytes> {
+        (kind == PeerKind::ReadIndex && why == Unheeded::Stranger).then(|| Bytes::from_static(b"untouched"))
+    }
+
     fn connected(&self, _: NodeId, connection: u64) {
         self.open.lock().push(connection);
     }

@@ -73,7 +73,7 @@ async fn registered(app: &App, hello: grpc::Hello) -> Result<Comer, Refusal> {
     let facts = facts(&request)?;
     let (worker, beat) = (facts.name.clone(), facts.beat);
     let claim = claim_call(&hello)?;
-    let (session, _) = app.node.register(facts).await?;
+    let (session, _) = app.node.register_alone(facts).await?;
     let mut held = app.node.hold_session(&worker, session).await?;
     held.vouch();
     let Some(asked) = held.next().await else { return Err(over(&held)) };
@@ -83,8 +83,10 @@ async fn registered(app: &App, hello: grpc::Hello) -> Result<Comer, Refusal> {
         beat_ms: beat.0,
         idle_beat_ms: IDLE_BEAT.as_millis() as u64,
         state: asked.state.as_str().to_owned(),
-        outcomes_max: super::OUTCOMES_MAX as u32,
+        // Half of what is read at most: one who keeps to it is read from, beats and all.
+        outcomes_max: super::OUTCOMES_MAX as u32 / 2,
         node: app.node.id().0,
+        message_bytes_max: app.config.request_bytes_max as u64,
     };
     let claim = claim.map(|claim| ClaimCall { session: Some(session), ..claim });
     Ok(Comer { worker, session, held, asked, claim, welcome })

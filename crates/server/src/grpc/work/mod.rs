@@ -6,10 +6,12 @@
 //! it breaks, the session ends within a second unless another stream takes its place, at whichever node; when the
 //! server stops, the session is held until the node is gone, so that the worker keeps its claims.
 //!
-//! Start at `Work::serve`, the loop. `hello.rs` is how a worker comes in, `out.rs` what goes to it.
+//! Start at `Work::serve`, the loop. `hello.rs` is how a worker comes in, `out.rs` what goes to it, `sizes.rs` how much
+//! of that may wait.
 
 mod hello;
 mod out;
+mod sizes;
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -19,8 +21,8 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use model::{Fence, SessionId, TaskId, WorkerName, limits};
-use node::SessionStream;
 use node::call::{Answer, BeatAnswer, Claim, ClaimCall, WorkerState};
+use node::{SessionBell, SessionStream};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::{Response, Status, Streaming};
@@ -33,6 +35,7 @@ use wire::http::{Code, Problem};
 
 use self::hello::{Comer, over};
 use self::out::{Closed, Out, Outbox, way_out};
+use self::sizes::Sizes;
 use super::settle::Sorted;
 use super::{read, status, tell};
 use crate::app::App;
@@ -82,6 +85,7 @@ struct Work {
     credit: u32,
     /// Room that claims under way have taken up.
     credit_asked: u32,
+    sizes: Sizes,
     claims: FuturesUnordered<BoxFuture<'static, Claimed>>,
     /// No claim before this.
     paused_until: Option<Instant>,
@@ -96,6 +100,16 @@ struct Work {
     arrived: u64,
     /// Which cancels the worker knows of.
     cancels: Vec<(TaskId, Fence)>,
+}
+
+/// What seldom happens. Waited for once, so that a turn of the loop costs nothing for it.
+enum Rare {
+    /// The server stops.
+    Stopping,
+    /// Nobody reads any more.
+    Gone,
+    /// Something else is asked of the worker.
+    Asked(SessionBell),
 }
 
 /// What became of a claim for so many.
@@ -151,6 +165,7 @@ impl Work {
             outbox,
             credit: 0,
             credit_asked: 0,
+            sizes: Sizes::default(),
             claims: FuturesUnordered::new(),
             paused_until: None,
             batch: Sorted::default(),
@@ -173,18 +188,21 @@ impl Work {
 
     /// The loop.
     async fn serve(&mut self) -> End {
-        // A token of its own: thousands of streams do not meet at one lock.
-        let stopping = self.app.stopping().child_token();
-        let mut stopped = std::pin::pin!(stopping.cancelled());
+        let mut rare = self.rare();
         loop {
             self.claim_more();
             tokio::select! {
                 biased;
-                () = &mut stopped => return End::Stopping,
-                () = self.sender.closed() => return End::Gone,
-                asked = self.held.next() => match asked {
-                    Some(asked) => self.asked(asked),
-                    None => return End::Over,
+                Some(happened) = rare.next() => match happened {
+                    Rare::Stopping => return End::Stopping,
+                    Rare::Gone => return End::Gone,
+                    Rare::Asked(bell) => match self.held.now() {
+                        Some(asked) => {
+                            self.asked(asked);
+                            rare.push(bell.rung().map(Rare::Asked).boxed());
+                        }
+                        None => return End::Over,
+                    },
                 },
                 Some(done) = self.calls.next(), if !self.calls.is_empty() => self.done(done),
                 Some(claimed) = self.claims.next(), if !self.claims.is_empty() => self.claimed(claimed),
@@ -201,6 +219,19 @@ impl Work {
         }
     }
 
+    fn rare(&self) -> FuturesUnordered<BoxFuture<'static, Rare>> {
+        // A token of its own: thousands of streams do not meet at one lock.
+        let stopping = self.app.stopping().child_token();
+        let sender = self.sender.clone();
+        [
+            async move { stopping.cancelled().await }.map(|()| Rare::Stopping).boxed(),
+            async move { sender.closed().await }.map(|()| Rare::Gone).boxed(),
+            self.held.bell().rung().map(Rare::Asked).boxed(),
+        ]
+        .into_iter()
+        .collect()
+    }
+
     /// Whoever has too many outcomes unanswered, or does not take the answers, is not read from.
     fn may_read(&self) -> bool {
         self.outcomes_under_way + self.outbox.results() < OUTCOMES_MAX
@@ -211,9 +242,16 @@ impl Work {
         self.held.heard();
         let mut said = first;
         for _ in 0..READ_MAX {
-            let Ok(Some(message)) = said else {
-                self.hand_on();
-                return Flow::Break(End::Gone);
+            let message = match said {
+                Ok(Some(message)) => message,
+                Ok(None) => {
+                    self.hand_on();
+                    return Flow::Break(End::Gone);
+                }
+                Err(status) => {
+                    self.hand_on();
+                    return Flow::Break(unread(&status));
+                }
             };
             if let Flow::Break(end) = self.heard(message) {
                 self.hand_on();
@@ -237,8 +275,17 @@ impl Work {
     fn heard(&mut self, message: grpc::WorkerMessage) -> Flow {
         let taken = match message.message {
             Some(WorkerSays::Credit(credit)) => self.grant(credit.more),
-            Some(WorkerSays::Outcomes(outcomes)) => self.outcomes(outcomes.outcomes),
+            Some(WorkerSays::Outcomes(said)) => {
+                self.grant(said.credit).and_then(|()| self.outcomes(said.outcomes))
+            }
             Some(WorkerSays::Beat(beat)) => self.beat(&beat),
+            Some(WorkerSays::Draining(grpc::Draining {})) => {
+                self.held.drain();
+                if let Some(asked) = self.held.now() {
+                    self.asked(asked);
+                }
+                Ok(())
+            }
             Some(WorkerSays::Goodbye(grpc::Goodbye {})) => return Flow::Break(End::Left),
             Some(WorkerSays::Hello(_)) => Err(Refusal::invalid("a second hello: one stream, one worker")),
             // A message of a later version.
@@ -285,7 +332,7 @@ impl Work {
 
     /// A beat: what the worker holds, and what it has not got yet.
     fn beat(&mut self, beat: &grpc::HeldTasks) -> Result<(), Refusal> {
-        let mut held = read::held(&beat.held)?;
+        let held = read::held(&beat.held)?;
         match beat.received {
             Some(received) => {
                 let news = received.saturating_sub(self.arrived).min(self.on_the_way.len() as u64);
@@ -297,8 +344,6 @@ impl Work {
                 self.on_the_way.clear();
             }
         }
-        let room = limits::BEAT_CLAIMS_MAX - held.len();
-        held.extend(self.on_the_way.iter().take(room));
         match &mut self.beats {
             Beats::UnderWay { next } => *next = Some(held),
             Beats::Idle => self.look_into(held),
@@ -308,7 +353,10 @@ impl Work {
 
     fn look_into(&mut self, held: Vec<(TaskId, Fence)>) {
         let (node, worker, session) = (self.app.node.clone(), self.worker.clone(), self.session);
-        self.calls.push(async move { Done::Beat(node.beat(&worker, session, held).await) }.boxed());
+        let on_the_way = self.on_the_way.iter().copied().collect();
+        self.calls.push(
+            async move { Done::Beat(node.beat_on_stream(&worker, session, held, on_the_way).await) }.boxed(),
+        );
         self.beats = Beats::UnderWay { next: None };
     }
 
@@ -345,7 +393,7 @@ impl Work {
         }
     }
 
-    /// Claims for the credit that there is.
+    /// Claims for the credit that there is, as far as there is room for what comes.
     fn claim_more(&mut self) {
         let Some(call) = &self.claim else { return };
         while self.credit > 0
@@ -353,7 +401,12 @@ impl Work {
             && self.claims.len() < CLAIMS_MAX
             && self.paused_until.is_none()
         {
-            let max = self.credit.min(limits::CLAIM_MAX);
+            let room = self.sizes.room(self.outbox.tasks_bytes(), self.credit_asked);
+            let max = self.credit.min(limits::CLAIM_MAX).min(room);
+            if max == 0 {
+                // Some of it is sent first, or comes first.
+                return;
+            }
             self.credit -= max;
             self.credit_asked += max;
             let (call, node) = (ClaimCall { max, ..call.clone() }, self.app.node.clone());
@@ -361,12 +414,25 @@ impl Work {
         }
     }
 
-    fn claimed(&mut self, (asked, claimed): Claimed) {
+    /// Takes in what a claim brought, and what others brought at the same time.
+    fn claimed(&mut self, first: Claimed) {
+        let mut claimed = first;
+        loop {
+            self.take_in(claimed);
+            match self.claims.next().now_or_never().flatten() {
+                Some(next) => claimed = next,
+                None => return,
+            }
+        }
+    }
+
+    fn take_in(&mut self, (asked, claimed): Claimed) {
         self.credit_asked -= asked;
         match claimed {
             Ok(answer) => {
                 let got = u32::try_from(answer.value.len()).unwrap_or(asked);
                 self.credit += asked.saturating_sub(got);
+                self.sizes.saw(&answer.value);
                 self.on_the_way.extend(answer.value.iter().map(|claim| (claim.id, claim.fence)));
                 self.outbox.push(answer.value);
             }
@@ -388,9 +454,11 @@ impl Work {
                 WorkerState::Running | WorkerState::Lost => {}
             }
             if asked.state != WorkerState::Running {
-                // What they had claimed by now is given back.
+                // What they had claimed by now is given back. Nothing is claimed any more, so the credit is of no use.
                 self.claims.clear();
-                self.outbox.give_back();
+                let given_back = self.outbox.give_back();
+                // The last that were claimed, and so not on their way.
+                self.on_the_way.truncate(self.on_the_way.len().saturating_sub(given_back));
             }
         }
         for cancel in asked.cancel.iter().filter(|cancel| !self.cancels.contains(cancel)) {
@@ -414,7 +482,7 @@ impl Work {
             }
             End::Left => {
                 self.answer_all().await;
-                if let Err(error) = self.app.node.end_session(&self.worker).await {
+                if let Err(error) = self.held.leave().await {
                     tracing::debug!(worker = %self.worker, %error, "claims of a leaving worker not freed yet");
                 }
                 return;
@@ -458,6 +526,24 @@ impl Work {
             }
         };
         let _ = tokio::time::timeout(FINISH_TIMEOUT, answering).await;
+    }
+}
+
+/// Why a message could not be read.
+fn unread(status: &Status) -> End {
+    match status.code() {
+        tonic::Code::OutOfRange => End::Refused(Refusal::new(
+            Code::PayloadTooLarge,
+            format!("{}: send less in one message", status.message()),
+        )),
+        // A connection that broke has a cause beneath, or ended in the middle of a message; what makes no sense has none.
+        tonic::Code::Internal
+            if std::error::Error::source(status).is_none()
+                && !status.message().starts_with("Unexpected EOF") =>
+        {
+            End::Refused(Refusal::invalid(format!("a message cannot be read: {}", status.message())))
+        }
+        _ => End::Gone,
     }
 }
 

@@ -17,8 +17,10 @@ use super::super::tell;
 
 /// Messages between the two sides. Few: what waits longer is gathered into fewer messages.
 const HANDED_OVER_MAX: usize = 4;
-/// Bytes of payload in one push, but for a single larger task.
-const PUSH_BYTES_MAX: usize = 1024 * 1024;
+/// Bytes of payload in one push, but for a single larger task. Little: what is sent next need not wait long for it.
+const PUSH_BYTES_MAX: usize = 256 * 1024;
+/// What a task has beside its payload, about.
+const BESIDE_PAYLOAD: usize = 256;
 /// Results in one message.
 const RESULTS_MAX: usize = 1_000;
 
@@ -40,6 +42,7 @@ pub(super) struct Outbox {
     node: Node,
     results: VecDeque<grpc::OutcomeResult>,
     tasks: VecDeque<Claim>,
+    tasks_bytes: usize,
     beat: Option<grpc::BeatAnswer>,
     error: Option<grpc::Error>,
     /// What a worker shall do: a few, and one for each task that is to be cancelled.
@@ -49,7 +52,12 @@ pub(super) struct Outbox {
 impl Outbox {
     pub(super) fn new(node: Node) -> Outbox {
         let (results, tasks, rest) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Outbox { node, results, tasks, beat: None, error: None, rest }
+        Outbox { node, results, tasks, tasks_bytes: 0, beat: None, error: None, rest }
+    }
+
+    /// The bytes of the tasks that wait.
+    pub(super) fn tasks_bytes(&self) -> usize {
+        self.tasks_bytes
     }
 
     /// How many results wait.
@@ -66,6 +74,7 @@ impl Outbox {
     }
 
     pub(super) fn push(&mut self, claims: Vec<Claim>) {
+        self.tasks_bytes += claims.iter().map(bytes).sum::<usize>();
         self.tasks.extend(claims);
     }
 
@@ -87,11 +96,15 @@ impl Outbox {
             && self.rest.is_empty()
     }
 
-    /// Sends the next, when there is room for it. Losing a race loses nothing.
+    /// Sends what there is room for, once there is some. Losing a race loses nothing.
     pub(super) async fn send(&mut self, sender: &mpsc::Sender<Out>) -> Result<(), Closed> {
-        let permit = sender.reserve().await.map_err(|_| Closed)?;
-        if let Some(out) = self.next() {
+        let mut permit = sender.reserve().await.map_err(|_| Closed)?;
+        while let Some(out) = self.next() {
             permit.send(out);
+            match sender.try_reserve() {
+                Ok(next) => permit = next,
+                Err(_) => break,
+            }
         }
         Ok(())
     }
@@ -101,6 +114,10 @@ impl Outbox {
         if let Some(message) = self.rest.pop_front() {
             return Some(Out::Message(Box::new(message)));
         }
+        // Before all that may be long: a worker that hears nothing goes elsewhere.
+        if let Some(beat) = self.beat.take() {
+            return Some(Out::Message(Box::new(Message::Beat(beat))));
+        }
         if !self.results.is_empty() {
             let count = self.results.len().min(RESULTS_MAX);
             let results = self.results.drain(..count).collect();
@@ -109,27 +126,35 @@ impl Outbox {
         if !self.tasks.is_empty() {
             return Some(Out::Tasks(self.next_tasks()));
         }
-        let beat = self.beat.take().map(Message::Beat);
-        let message = beat.or_else(|| self.error.take().map(Message::Error));
-        message.map(|message| Out::Message(Box::new(message)))
+        self.error.take().map(|error| Out::Message(Box::new(Message::Error(error))))
     }
 
     fn next_tasks(&mut self) -> Vec<Claim> {
-        let mut bytes = 0;
+        let mut sum = 0;
         let mut fits = |claim: &Claim| {
-            bytes += claim.envelope.payload.len();
-            bytes <= PUSH_BYTES_MAX
+            sum += bytes(claim);
+            sum <= PUSH_BYTES_MAX
         };
         let count = self.tasks.iter().take_while(|claim| fits(claim)).count().max(1);
-        self.tasks.drain(..count).collect()
+        let tasks: Vec<Claim> = self.tasks.drain(..count).collect();
+        self.tasks_bytes -= tasks.iter().map(bytes).sum::<usize>();
+        tasks
     }
 
-    /// Gives back the tasks that were not sent.
-    pub(super) fn give_back(&mut self) {
-        if !self.tasks.is_empty() {
-            self.node.give_back(&Vec::from(std::mem::take(&mut self.tasks)));
+    /// Gives back the tasks that were not sent. How many.
+    pub(super) fn give_back(&mut self) -> usize {
+        let tasks = Vec::from(std::mem::take(&mut self.tasks));
+        self.tasks_bytes = 0;
+        if !tasks.is_empty() {
+            self.node.give_back(&tasks);
         }
+        tasks.len()
     }
+}
+
+/// What a task takes until it is sent, about.
+pub(super) fn bytes(claim: &Claim) -> usize {
+    claim.envelope.payload.len() + BESIDE_PAYLOAD
 }
 
 impl Drop for Outbox {

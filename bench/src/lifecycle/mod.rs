@@ -1,4 +1,7 @@
-//! Tasks per second through the whole lifecycle, producers and workers at once.
+//! Tasks per second through the whole lifecycle, producers and workers at once. Over HTTP and Redis here, over the
+//! streams of gRPC in `streams.rs`.
+
+mod streams;
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -12,15 +15,27 @@ use clap::Args;
 use tokio::task::LocalSet;
 
 use crate::http::{self, strings};
-use crate::process::Server;
+use crate::process::{self, Server};
 use crate::redis;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Connections, half of them producers and half workers
+    /// How to speak with Windlass
+    #[arg(long, value_enum, default_value_t = Face::Http)]
+    face: Face,
+    /// Connections of HTTP and of Redis, half of them producers and half workers
     #[arg(long, default_value_t = 32)]
     connections: usize,
-    /// Tasks through the lifecycle, for one and for 100 per request
+    /// Over streams: messages in flight on each side
+    #[arg(long, default_value_t = 32)]
+    outstanding: u64,
+    /// Over streams: how many producers, each with a stream and a connection of its own; one per node unless said
+    #[arg(long)]
+    producers: Option<usize>,
+    /// Over streams: how many workers, each with a stream and a connection of its own; one per node unless said
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Tasks through the lifecycle, for one and for 100 per request; 0 leaves one of them out
     #[arg(long, num_args = 2, default_values_t = [100_000, 800_000])]
     tasks: Vec<u64>,
     /// Payload size
@@ -45,6 +60,13 @@ pub(crate) struct Options {
     out: Option<std::path::PathBuf>,
 }
 
+/// How to speak with Windlass.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Face {
+    Http,
+    Streams,
+}
+
 /// One run's work.
 #[derive(Clone, Copy)]
 struct Work {
@@ -55,21 +77,44 @@ struct Work {
 }
 
 pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<()> {
-    println!(
-        "lifecycles/s, fsync before every answer, {} connections, {} nodes, client included:\n",
-        options.connections, options.nodes
-    );
-    println!("| per request | Windlass (HTTP) | Redis (AOF always) | ratio |\n|---|---|---|---|");
+    let producers = options.producers.unwrap_or(options.nodes).max(1);
+    let workers = options.workers.unwrap_or(options.nodes).max(1);
+    let (face, how) = match options.face {
+        Face::Http => ("HTTP", format!("{} connections", options.connections)),
+        Face::Streams => (
+            "streams",
+            format!(
+                "{} messages in flight each way, {producers} producers, {workers} workers",
+                options.outstanding
+            ),
+        ),
+    };
+    println!("lifecycles/s, fsync before every answer, {how}, {} nodes, client included:\n", options.nodes);
+    println!("| per request | Windlass ({face}) | Redis (AOF always) | ratio |\n|---|---|---|---|");
     let mut figures = Vec::new();
     for (batch, &tasks) in [1, 100].into_iter().zip(&options.tasks) {
+        if tasks == 0 {
+            continue;
+        }
         let work = Work { tasks, batch, connections: options.connections, bytes: options.bytes };
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         // Alternating, so that a slow minute of the machine hits both.
         for _ in 0..options.runs {
             let dir = tempfile::tempdir_in(data)?;
             let servers = Server::cluster(binary, dir.path(), options.nodes, options.shards)?;
-            ours.push(rate(work, windlass(&servers, work).await?));
+            let own_cpu = process::own_cpu()?;
+            let time = match options.face {
+                Face::Http => windlass(&servers, work).await?,
+                Face::Streams => {
+                    let (outstanding, bytes) = (options.outstanding, options.bytes);
+                    let work = streams::Work { tasks, batch, bytes, outstanding, producers, workers };
+                    streams::run(&servers, work).await?
+                }
+            };
+            ours.push(rate(work, time));
             if options.details {
+                let micros = (process::own_cpu()? - own_cpu).as_micros() as f64 / tasks as f64;
+                eprintln!("  {:.0}/s; the client took {micros:.1} µs for each task", rate(work, time));
                 for server in &servers {
                     details(server, work).await?;
                 }
