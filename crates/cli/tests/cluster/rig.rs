@@ -72,6 +72,8 @@ pub(crate) struct GroupView {
     pub(crate) leader: Option<u64>,
     pub(crate) applied: u64,
     pub(crate) commit: u64,
+    /// The nodes of its other members: one that comes back with an empty disk is there twice, until its old life is out.
+    pub(crate) peers: Vec<u64>,
     /// The newest hash of the state: index and hash.
     #[serde(default)]
     pub(crate) hash: Option<Value>,
