@@ -29,12 +29,12 @@ pub(crate) struct Options {
     /// Over streams: messages in flight on each side
     #[arg(long, default_value_t = 32)]
     outstanding: u64,
-    /// Over streams: how many producers, each with a stream and a connection of its own; one per node unless said
-    #[arg(long)]
-    producers: Option<usize>,
-    /// Over streams: how many workers, each with a stream and a connection of its own; one per node unless said
-    #[arg(long)]
-    workers: Option<usize>,
+    /// Over streams: how many producers, each with a stream and a connection of its own, spread over the nodes
+    #[arg(long, default_value_t = 1)]
+    producers: usize,
+    /// Over streams: how many workers, each with a stream and a connection of its own, spread over the nodes
+    #[arg(long, default_value_t = 1)]
+    workers: usize,
     /// Tasks through the lifecycle, for one and for 100 per request; 0 leaves one of them out
     #[arg(long, num_args = 2, default_values_t = [100_000, 800_000])]
     tasks: Vec<u64>,
@@ -77,8 +77,8 @@ struct Work {
 }
 
 pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<()> {
-    let producers = options.producers.unwrap_or(options.nodes).max(1);
-    let workers = options.workers.unwrap_or(options.nodes).max(1);
+    let producers = options.producers.max(1);
+    let workers = options.workers.max(1);
     let (face, how) = match options.face {
         Face::Http => ("HTTP", format!("{} connections", options.connections)),
         Face::Streams => (
@@ -126,9 +126,15 @@ pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<
                 theirs.push(rate(work, redis(server.address, work).await?));
             }
         }
-        let (ours_median, theirs_median) = (median(&mut ours), median(&mut theirs));
-        let ratio = ours_median / theirs_median;
-        println!("| {batch} | {ours_median:.0} | {theirs_median:.0} | {ratio:.2} |");
+        let ours_median = median(&mut ours);
+        match theirs.is_empty() {
+            true => println!("| {batch} | {ours_median:.0} | | |"),
+            false => {
+                let theirs_median = median(&mut theirs);
+                let ratio = ours_median / theirs_median;
+                println!("| {batch} | {ours_median:.0} | {theirs_median:.0} | {ratio:.2} |");
+            }
+        }
         figures.push(serde_json::json!({"per_request": batch, "windlass": ours, "redis": theirs}));
     }
     if let Some(path) = options.out {

@@ -108,7 +108,7 @@ fn a_cancelled_task_and_a_lost_claim_kill_the_program_with_all_it_started() {
 #[test]
 fn a_program_that_runs_longer_than_the_hold_keeps_its_claim() {
     let server = Server::start();
-    let _worker = work(&server, "sleep 2.5", &["--hold", "1s"]);
+    let _worker = work(&server, "sleep 7", &["--hold", "3s"]);
     let id = server.enqueue(&["mail", "k"]);
     let task = server.json(&["task", "get", &id, "--wait", "30s"]);
     assert_eq!((task["state"].as_str(), task["attempt"].as_u64()), (Some("done"), Some(1)));
@@ -125,7 +125,7 @@ fn a_killed_workers_task_is_free_at_once_and_its_program_is_gone() {
     let killed = Instant::now();
     let claimed = server.json(&["claim", "mail", "--wait", "30s"]);
     assert_eq!(claimed["claims"][0]["id"], id);
-    assert!(killed.elapsed() < Duration::from_secs(3), "free after {:?}", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(15), "free after {:?}", killed.elapsed());
     until("the program is gone", || !lives(&pid));
 }
 

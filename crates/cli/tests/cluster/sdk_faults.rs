@@ -296,9 +296,10 @@ fn a_handler_that_blocks_its_thread_keeps_its_claim() {
     let rig = Rig::started(3, &[]);
     let mut client = rig.client();
     let mut stage = Stage::new(&rig, "blocked");
-    let blocked = Duration::from_secs(crate::rounds(7, 60) as u64);
+    let blocked = Duration::from_secs(crate::rounds(13, 60) as u64);
     // Holds that are over several times meanwhile, and the default of the queue.
-    let holds = [Some(Duration::from_millis(1_500)), Some(Duration::from_secs(5)), None];
+    let holds =
+        [Some(Duration::from_millis(crate::rounds(4_000, 1_500) as u64)), Some(Duration::from_secs(5)), None];
     let mut workers = Vec::new();
     for (n, hold) in holds.into_iter().enumerate() {
         let worker = stage.start(Shape { slots: 1, hold, ..Shape::default() });

@@ -41,7 +41,7 @@ fn tasks_of_a_killed_work_process_are_claimable_within_three_seconds() {
 }
 
 #[test]
-fn a_broken_session_stream_frees_its_claims_within_a_second() {
+fn a_broken_session_stream_frees_its_claims_before_silence_does() {
     let _alone = crate::alone();
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path());
