@@ -115,6 +115,21 @@ fn a_program_that_runs_longer_than_the_hold_keeps_its_claim() {
 }
 
 #[test]
+fn a_program_that_leaves_a_daemon_behind_is_done_all_the_same() {
+    let server = Server::start();
+    let daemon = "setsid sh -c 'echo $$ > $DIR/pid; exec sleep 60' &";
+    let program = format!("{daemon} until [ -s $DIR/pid ]; do sleep 0.05; done; echo ok");
+    let _worker = work(&server, &program, &[]);
+    let id = server.enqueue(&["mail", "k"]);
+    let task = server.json(&["task", "get", &id, "--wait", "30s"]);
+    let pid = pid_in(&server.dir.path().join("pid"));
+    let lives_on = lives(&pid);
+    Command::new("kill").arg(&pid).status().unwrap();
+    assert_eq!((task["state"].as_str(), task["output"].as_str()), (Some("done"), Some("ok")), "{task}");
+    assert!(lives_on, "it holds the pipes no more, so this shows nothing");
+}
+
+#[test]
 fn a_killed_workers_task_is_free_at_once_and_its_program_is_gone() {
     let server = Server::start();
     let mut worker = work(&server, "echo $$ > $DIR/pid; sleep 300", &[]);

@@ -31,7 +31,7 @@ fn discard(task: model::TaskId) -> Command {
 }
 
 async fn start(disk: &MemDisk, config: ReplicaConfig) -> Node {
-    Node::start(Arc::new(disk.clone()), config).await
+    Node::start(Arc::new(disk.mount()), config).await
 }
 
 /// Waits until `condition` holds.

@@ -17,7 +17,7 @@ use state_machine::{Catalog, Shard};
 use storage::{CheckpointStore, Disk, Log, LogOptions, MemDisk, ThreadExecutor, checkpoint_path};
 
 async fn start<M: Codec>(disk: &MemDisk, group: u16, make: fn() -> M) -> (Log, Replica<M>) {
-    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    let disk: Arc<dyn Disk> = Arc::new(disk.mount());
     let executor = Arc::new(ThreadExecutor);
     let options = LogOptions { on_fatal: Arc::new(|_| ()), segment_bytes: 4 << 20, ..LogOptions::default() };
     let (log, _) = Log::open(disk.clone(), Path::new("log"), options, executor.clone()).unwrap();

@@ -32,6 +32,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 const NO_USE_AFTER: Duration = Duration::from_millis(300);
 /// A stream that was not used for so long is closed: a connection without one is not asked for signs of life.
 const IDLE_MAX: Duration = Duration::from_secs(10);
+/// A dedup key that is remembered for less after its task's end does not make a second try safe.
+const REPEATABLE_WINDOW_MS: u64 = 60_000;
 /// How often unanswered and idle streams are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -50,6 +52,8 @@ struct Asked {
     /// When it was last sent, and when first on this stream.
     sent: Option<Instant>,
     sent_first: Option<Instant>,
+    /// Whether an earlier try of it may have been done.
+    may_be_done: bool,
     backoff: Backoff,
 }
 
@@ -57,7 +61,18 @@ impl Asked {
     fn new(task: Task, patience: Duration) -> (Asked, oneshot::Receiver<Result<EnqueueReply, Error>>) {
         let (answer, answered) = oneshot::channel();
         let (until, backoff) = (Instant::now() + patience, Backoff::default());
-        (Asked { task, answer, until, sent: None, sent_first: None, backoff }, answered)
+        let asked = Asked { task, answer, until, sent: None, sent_first: None, may_be_done: false, backoff };
+        (asked, answered)
+    }
+
+    /// Tells its caller that it was not done, as far as anybody knows. One that went away wants no answer.
+    fn refuse(self, error: Error) {
+        // A server that was not reached, or could not take it, says nothing of the try before.
+        let error = match self.may_be_done && error.is_elsewhere() {
+            true => unknown(&error.to_string()),
+            false => error,
+        };
+        let _ = self.answer.send(Err(error));
     }
 }
 
@@ -93,9 +108,9 @@ fn unknown(reason: &str) -> Error {
     Error::Unknown { reason: reason.to_owned() }
 }
 
-/// Whether a second time is answered like the first.
-fn is_repeatable(task: &Task) -> bool {
-    task.dedup_key.is_some()
+/// Whether a second time is answered like the first: its key must outlive its task for longer than anybody tries.
+pub(crate) fn is_repeatable(task: &Task) -> bool {
+    task.dedup_key.is_some() && task.dedup_window_ms.is_none_or(|window| window >= REPEATABLE_WINDOW_MS)
 }
 
 /// Whether what was refused with this word may be sent again.
@@ -292,13 +307,17 @@ impl Carrier {
                 Ok(reply)
             }
             Some(Outcome::Error(error)) if is_worth_another(&error.code, &asked) => {
+                asked.may_be_done |= error.code == "timeout";
                 let since = asked.sent_first.unwrap_or(now);
                 let took_something = self.worked.is_some_and(|worked| worked >= since);
                 let again_at = (now + asked.backoff.next()).min(asked.until);
                 self.aside.insert((again_at, seq), asked);
                 return !took_something && now.saturating_duration_since(since) >= NO_USE_AFTER;
             }
-            Some(Outcome::Error(error)) => Err(Error::refused(error)),
+            Some(Outcome::Error(error)) => {
+                asked.refuse(Error::refused(error));
+                return false;
+            }
             None => Err(unknown("the server sent an answer that this version does not know")),
         };
         // A caller that went away wants no answer.
@@ -328,22 +347,23 @@ impl Carrier {
         if error.code() == Some(TOO_LARGE)
             && let Some(first) = left.next()
         {
-            let _ = first.answer.send(Err(error.clone()));
+            first.refuse(error.clone());
         } else if !error.is_elsewhere() {
-            return left.for_each(|asked| drop(asked.answer.send(Err(error.clone()))));
+            return left.for_each(|asked| asked.refuse(error.clone()));
         }
         for asked in left {
             match Instant::now() < asked.until {
                 true => self.waiting.push_back(asked),
-                false => drop(asked.answer.send(Err(error.clone()))),
+                false => asked.refuse(error.clone()),
             }
         }
     }
 
     /// The stream broke: what may be repeated is, of the rest nobody knows.
     fn broken(&mut self, reason: &str) {
-        for (_, asked) in std::mem::take(&mut self.in_flight) {
+        for (_, mut asked) in std::mem::take(&mut self.in_flight) {
             if is_repeatable(&asked.task) && Instant::now() < asked.until {
+                asked.may_be_done = true;
                 self.waiting.push_back(asked);
             } else {
                 let _ = asked.answer.send(Err(unknown(reason)));
@@ -357,7 +377,7 @@ impl Carrier {
         let is_final = !error.is_elsewhere();
         for asked in std::mem::take(&mut self.waiting) {
             if is_final || now >= asked.until {
-                let _ = asked.answer.send(Err(error.clone()));
+                asked.refuse(error.clone());
             } else {
                 self.waiting.push_back(asked);
             }
@@ -452,6 +472,35 @@ mod tests {
         assert!(matches!(end, End::Elsewhere));
         carrier.begin_anew();
         assert_eq!((carrier.waiting.len(), carrier.in_flight.len()), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn what_may_have_been_done_is_never_said_to_be_undone() {
+        for (first, expected) in [("its stream broke", true), ("it was not sent", false)] {
+            let mut carrier = carrier();
+            let (asked, mut answer): (_, Answer) =
+                Asked::new(task("mail", Some("key")), Duration::from_millis(50));
+            carrier.waiting.push_back(asked);
+            if expected {
+                carrier.next_item(Instant::now());
+                carrier.broken("cut");
+            }
+            sleep(Duration::from_millis(60)).await;
+            carrier.give_up_late(&Error::refused(refusal("unavailable")));
+            let error = answer.try_recv().unwrap().unwrap_err();
+            assert_eq!(error.is_unknown(), expected, "{first}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_goes_with_its_task_makes_no_second_try_safe() {
+        for (window, expected) in
+            [(None, true), (Some(60_000), true), (Some(59_999), false), (Some(0), false)]
+        {
+            let task = Task { dedup_window_ms: window, ..task("mail", Some("key")) };
+            assert_eq!(is_repeatable(&task), expected, "{window:?}");
+        }
+        assert!(!is_repeatable(&task("mail", None)));
     }
 
     #[tokio::test]

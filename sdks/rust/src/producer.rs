@@ -11,6 +11,7 @@ use wire::grpc;
 use wire::grpc::enqueue_outcome::Outcome;
 
 use crate::client::{CALL_TIMEOUT, Client, Repeat};
+use crate::enqueue_stream::is_repeatable;
 use crate::error::Error;
 use crate::task::{Progress, Task, TaskId, TaskState, millis};
 
@@ -105,7 +106,7 @@ macro_rules! said_of_a_task {
             }
 
             /// Tasks of one dedup key are one task: a repeat answers with the task that is there. It also makes a
-            /// repeat after a lost connection safe.
+            /// repeat after a lost connection safe, unless its window is under a minute.
             pub fn dedup_key(mut self, key: impl Into<String>) -> Self {
                 self.task_mut().dedup_key = Some(key.into());
                 self
@@ -397,8 +398,7 @@ impl Client {
         tasks: Vec<grpc::Task>,
         atomic: Atomic,
     ) -> Result<Vec<Result<Enqueued, Error>>, Error> {
-        let is_repeatable = tasks.iter().all(|task| task.dedup_key.is_some());
-        let repeat = if is_repeatable { Repeat::Safe } else { Repeat::Never };
+        let repeat = if tasks.iter().all(is_repeatable) { Repeat::Safe } else { Repeat::Never };
         let request = grpc::EnqueueManyRequest { tasks, atomic: atomic == Atomic::Yes };
         let call = |mut grpc: crate::client::Grpc| {
             let request = request.clone();

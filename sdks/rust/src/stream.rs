@@ -113,8 +113,8 @@ impl Stream {
                     tracing::info!(reason, "the stream to the server broke: connecting again");
                     match (is_good, was_open) {
                         (true, _) => rand::rng().random_range(Duration::ZERO..REDIAL_WITHIN),
-                        (false, true) => backoff.next().min(RESUME_WITHIN),
-                        (false, false) => backoff.next(),
+                        (false, _) if was_open || hurry == Hurry::Resume => backoff.next().min(RESUME_WITHIN),
+                        (false, _) => backoff.next(),
                     }
                 }
             };

@@ -18,8 +18,20 @@ const MARK: &str = "__child";
 
 /// The command that runs a program and its arguments below such a process.
 pub(super) fn command(program: &[OsString]) -> io::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = ourselves()?;
     command.arg(MARK).args(program);
+    Ok(command)
+}
+
+/// Another process of this very binary. On Linux also when its file has been replaced since we started, as a deploy does.
+pub(super) fn ourselves() -> io::Result<Command> {
+    use std::os::unix::process::CommandExt as _;
+    const RUNNING: &str = "/proc/self/exe";
+    if !std::path::Path::new(RUNNING).exists() {
+        return Ok(Command::new(std::env::current_exe()?));
+    }
+    let mut command = Command::new(RUNNING);
+    command.arg0("windlass");
     Ok(command)
 }
 

@@ -2,7 +2,7 @@
 //! the outcome.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::FutureExt as _;
@@ -11,6 +11,9 @@ use windlass::{Cancelled, Context, RawTask, TaskError};
 
 use super::handlers::{NoProgram, Program, Programs};
 use super::program::{self, Ended};
+
+/// A task whose program could not be started, through no fault of its own, is free again after this.
+const NOT_STARTED_WAIT: Duration = Duration::from_secs(1);
 
 /// What all tasks of a worker share.
 pub(super) struct Crew {
@@ -74,6 +77,10 @@ pub(super) async fn run(crew: Arc<Crew>, task: RawTask, cx: Context) -> Result<B
             Ok(output.map(|output| Bytes::from(String::from(Box::<str>::from(output)))).unwrap_or_default())
         }
         Ended::Bad { error, detail } => Err(TaskError::retry(error).with_detail(detail)),
+        Ended::NotStarted { error } => {
+            tracing::error!("{error}: the task is given back");
+            Err(TaskError::release_after(NOT_STARTED_WAIT, error))
+        }
         Ended::Killed(Kill::Cancelled) => Err(TaskError::retry("killed: cancellation was asked for")),
         Ended::Killed(Kill::Stopping) => {
             tracing::info!("given back after {:?}: the worker stops", begun.elapsed());

@@ -1,15 +1,18 @@
 //! Runs the program of one task: payload in, output and errors out, killed with all it started.
 
+use std::pin::pin;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
+use futures::FutureExt as _;
+use futures::future::FusedFuture as _;
 use model::limits;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use windlass::RawTask;
 
 use super::child;
@@ -18,6 +21,8 @@ use super::handlers::Program;
 
 /// How long a program that is asked to stop may clean up.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long what a program has left behind, in a session of its own, may keep its pipes open.
+const PIPES_GRACE: Duration = Duration::from_secs(1);
 /// How much of stderr goes into a task's error.
 const STDERR_TAIL_BYTES: usize = 8 * 1024;
 
@@ -26,8 +31,10 @@ const STDERR_TAIL_BYTES: usize = 8 * 1024;
 pub(super) enum Ended {
     /// With exit code 0.
     Good { output: Option<Box<RawValue>> },
-    /// With another code, by a signal, or not even started.
+    /// With another code or by a signal.
     Bad { error: String, detail: String },
+    /// It did not begin: this machine has no process or memory left for it.
+    NotStarted { error: String },
     /// By us.
     Killed(Kill),
 }
@@ -37,7 +44,7 @@ pub(super) async fn run(crew: &Crew, program: &Program, task: &RawTask, killer: 
     let (name, payload) = (&program.name, task.payload.clone());
     let mut child = match spawn(crew, program, task) {
         Ok(child) => child,
-        Err(e) => return Ended::Bad { error: format!("cannot run {name}: {e}"), detail: String::new() },
+        Err(e) => return Ended::NotStarted { error: format!("cannot run {name}: {e}") },
     };
     let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
     let stdin = child.stdin.take();
@@ -47,10 +54,30 @@ pub(super) async fn run(crew: &Crew, program: &Program, task: &RawTask, killer: 
             let _ = stdin.write_all(&payload).await;
         }
     };
-    let stdout = keep_head(child.stdout.take(), limits::OUTPUT_BYTES_MAX + 1);
-    let stderr = keep_tail(child.stderr.take(), STDERR_TAIL_BYTES);
-    let wait = wait(&mut child, &mut group, killer);
-    let ((), output, errors, ended) = tokio::join!(feed, stdout, stderr, wait);
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let ended = {
+        let pipes = async {
+            tokio::join!(
+                feed,
+                keep_head(stdout, limits::OUTPUT_BYTES_MAX + 1, &mut output),
+                keep_tail(stderr, STDERR_TAIL_BYTES, &mut errors),
+            )
+        };
+        let mut pipes = pin!(pipes.map(drop).fuse());
+        let mut wait = pin!(wait(&mut child, &mut group, killer));
+        let ended = loop {
+            tokio::select! {
+                ended = &mut wait => break ended,
+                () = &mut pipes, if !pipes.is_terminated() => {}
+            }
+        };
+        if !pipes.is_terminated() {
+            let _ = timeout(PIPES_GRACE, pipes).await;
+        }
+        ended
+    };
+    let errors = tail(&errors, STDERR_TAIL_BYTES);
     match ended {
         Err(kill) => Ended::Killed(kill),
         Ok(Err(e)) => Ended::Bad { error: format!("cannot wait for {name}: {e}"), detail: errors },
@@ -140,7 +167,7 @@ async fn wait(
         group.signal(Signal::TERM);
         let patience = Instant::now() + GRACE;
         while Instant::now() < patience && group.lives() && !killer.is_lost() {
-            let _ = tokio::time::timeout(Duration::from_millis(20), child.wait()).await;
+            let _ = timeout(Duration::from_millis(20), child.wait()).await;
             sleep(Duration::from_millis(5)).await;
         }
     }
@@ -150,19 +177,16 @@ async fn wait(
 }
 
 /// The first bytes; the rest is read and dropped, so that the program does not block on a full pipe.
-async fn keep_head(pipe: Option<impl AsyncRead + Unpin>, bytes_max: usize) -> Vec<u8> {
-    let mut kept = Vec::new();
+async fn keep_head(pipe: Option<impl AsyncRead + Unpin>, bytes_max: usize, kept: &mut Vec<u8>) {
     read(pipe, |bytes| {
         let room = bytes_max - kept.len();
         kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
     })
     .await;
-    kept
 }
 
-/// The last bytes, as text.
-async fn keep_tail(pipe: Option<impl AsyncRead + Unpin>, bytes_max: usize) -> String {
-    let mut kept: Vec<u8> = Vec::new();
+/// The last bytes, and perhaps some before them.
+async fn keep_tail(pipe: Option<impl AsyncRead + Unpin>, bytes_max: usize, kept: &mut Vec<u8>) {
     read(pipe, |bytes| {
         kept.extend_from_slice(bytes);
         if kept.len() > 2 * bytes_max {
@@ -170,6 +194,10 @@ async fn keep_tail(pipe: Option<impl AsyncRead + Unpin>, bytes_max: usize) -> St
         }
     })
     .await;
+}
+
+/// The last bytes, as text.
+fn tail(kept: &[u8], bytes_max: usize) -> String {
     let from = kept.len().saturating_sub(bytes_max);
     String::from_utf8_lossy(&kept[from..]).trim_end().to_owned()
 }
@@ -248,8 +276,10 @@ mod tests {
     #[tokio::test]
     async fn of_much_text_the_tail_and_the_head_are_kept() {
         let text = format!("{}end", "x".repeat(100_000));
-        let tail = keep_tail(Some(text.as_bytes()), 10).await;
-        assert_eq!(tail, "xxxxxxxend");
-        assert_eq!(keep_head(Some(text.as_bytes()), 10).await, b"xxxxxxxxxx");
+        let (mut first, mut last) = (Vec::new(), Vec::new());
+        keep_tail(Some(text.as_bytes()), 10, &mut last).await;
+        assert_eq!(tail(&last, 10), "xxxxxxxend");
+        keep_head(Some(text.as_bytes()), 10, &mut first).await;
+        assert_eq!(first, b"xxxxxxxxxx");
     }
 }

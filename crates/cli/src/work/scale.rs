@@ -12,8 +12,6 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The number doubles no more often than this.
 const RISE_EVERY: Duration = Duration::from_secs(1);
-/// What was seen before that says nothing about now.
-const FRESH: Duration = Duration::from_secs(10);
 /// Samples that are kept; the oldest go first.
 const SAMPLES_MAX: usize = 10_000;
 
@@ -65,11 +63,6 @@ impl History {
         }
     }
 
-    /// What was seen last.
-    pub(super) fn last(&self) -> Option<&Sample> {
-        self.samples.back()
-    }
-
     /// What was seen in this time before `now`; nothing if it does not reach so far back.
     fn since(&self, now: Instant, window: Duration) -> Option<impl Iterator<Item = &Sample>> {
         let reaches = self.samples.front().is_some_and(|first| now - first.at >= window);
@@ -88,8 +81,7 @@ pub(super) fn wanted(history: &History, now: Instant) -> usize {
     let Limits { min, max, .. } = history.limits;
     let workers = match history.samples.back() {
         None => 0,
-        Some(last) if now - last.at > FRESH => last.workers,
-        Some(last) => more(history, last, now).or_else(|| fewer(history, last, now)).unwrap_or(last.workers),
+        Some(last) => more(history, last, now).or_else(|| fewer(history, last)).unwrap_or(last.workers),
     };
     workers.clamp(min, max)
 }
@@ -109,10 +101,10 @@ fn more(history: &History, last: &Sample, now: Instant) -> Option<usize> {
 }
 
 /// Fewer, if there were too many for a whole cool-down.
-fn fewer(history: &History, last: &Sample, now: Instant) -> Option<usize> {
+fn fewer(history: &History, last: &Sample) -> Option<usize> {
     let cool_down = history.limits.cool_down;
-    let need = history.since(now, cool_down)?.map(|sample| history.need(sample)).max()?;
-    let has_settled = history.since(now, cool_down / 4)?.all(|sample| sample.workers == last.workers);
+    let need = history.since(last.at, cool_down)?.map(|sample| history.need(sample)).max()?;
+    let has_settled = history.since(last.at, cool_down / 4)?.all(|sample| sample.workers == last.workers);
     let fallen = need.max(last.workers / 2);
     (has_settled && fallen < last.workers).then_some(fallen)
 }
