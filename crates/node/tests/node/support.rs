@@ -17,7 +17,7 @@ pub(crate) fn config(disk: &MemDisk) -> NodeConfig {
     // A killed node's threads may still try to write to a disk that is not theirs any more.
     let log =
         LogOptions { segment_bytes: 4 * 1024 * 1024, on_fatal: Arc::new(|_| {}), ..LogOptions::default() };
-    NodeConfig { shards: Some(4), disk_reserve_bytes: 0, log, ..NodeConfig::new(Arc::new(disk.clone())) }
+    NodeConfig { shards: Some(4), disk_reserve_bytes: 0, log, ..NodeConfig::new(Arc::new(disk.mount())) }
 }
 
 pub(crate) async fn start_with(config: NodeConfig) -> Result<Node, Error> {
