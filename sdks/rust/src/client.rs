@@ -207,7 +207,7 @@ impl Client {
         let mut backoff = Backoff::default();
         // Patience counts from the first failure: a call may wait for long before it fails.
         let mut until = None;
-        // Whether an earlier try may have been done: then one that was not taken says nothing of it.
+        // Whether an earlier try may have been done.
         let mut may_be_done = false;
         loop {
             let began = Instant::now();
@@ -231,10 +231,7 @@ impl Client {
                 until = None;
             }
             if !is_safe || now + pause > *until.get_or_insert(now + self.lines.patience) {
-                return Err(match may_be_done && error.is_elsewhere() {
-                    true => Error::Unknown { reason: error.to_string() },
-                    false => error,
-                });
+                return Err(error.after_a_try(may_be_done));
             }
             may_be_done |= error.is_unknown();
             sleep(pause).await;

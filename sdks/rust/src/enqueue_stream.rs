@@ -67,12 +67,7 @@ impl Asked {
 
     /// Tells its caller that it was not done, as far as anybody knows. One that went away wants no answer.
     fn refuse(self, error: Error) {
-        // A server that was not reached, or could not take it, says nothing of the try before.
-        let error = match self.may_be_done && error.is_elsewhere() {
-            true => unknown(&error.to_string()),
-            false => error,
-        };
-        let _ = self.answer.send(Err(error));
+        let _ = self.answer.send(Err(error.after_a_try(self.may_be_done)));
     }
 }
 

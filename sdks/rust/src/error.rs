@@ -102,6 +102,15 @@ impl Error {
         matches!(self, Error::Unreachable { .. }) || self.code().is_some_and(is_elsewhere)
     }
 
+    /// What to say of this last try, when one before it may have been done: a server that was not reached, or could
+    /// not take it, says nothing of that one.
+    pub(crate) fn after_a_try(self, may_be_done: bool) -> Error {
+        match may_be_done && self.is_elsewhere() {
+            true => Error::Unknown { reason: self.to_string() },
+            false => self,
+        }
+    }
+
     /// From an answer that holds a refusal.
     pub(crate) fn refused(error: grpc::Error) -> Error {
         Error::Refused(Box::new(Refusal {

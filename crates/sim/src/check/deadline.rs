@@ -28,20 +28,12 @@ mod tests {
     use crate::check::Promise;
     use crate::check::story::{Story, broken, held};
 
-    /// Task 1 was claimed with fence 1 from 20 to 30 ms, for 30 s.
-    fn claimed() -> Story {
-        let mut story = Story::new();
-        story.enqueue(1);
-        story.claim(1, 1);
-        story
-    }
-
     #[test]
     fn a_claim_that_was_given_up_may_be_followed_at_once() {
         for answered in [true, false] {
             for what in ["fail", "release", "put back", "put back by filter", "discard and requeue", "remove"]
             {
-                let mut story = claimed();
+                let mut story = Story::claimed();
                 let call = match what {
                     "fail" => story.fail(1, 1, "retrying"),
                     "release" => story.release(1, 1),
@@ -64,11 +56,11 @@ mod tests {
 
     #[test]
     fn a_claim_may_follow_at_the_deadline_and_a_shorter_one_may_be_in_force() {
-        let mut story = claimed();
+        let mut story = Story::claimed();
         story.claim(1, 2).at(30_025, 30_030);
         held(&story);
         // Whether the extend was done nobody knows; if so, the deadline came sooner.
-        let mut story = claimed();
+        let mut story = Story::claimed();
         story.extend(1, 1, 1_000).unknown();
         story.claim(1, 2).at(1_100, 1_110);
         held(&story);
@@ -89,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_claim_before_the_deadline_is_found() {
-        let mut story = claimed();
+        let mut story = Story::claimed();
         story.claim(1, 2).at(29_000, 29_010);
         let text = broken(&story, Promise::Held);
         assert!(text.contains("(line 4, 29.000000 s to 29.010000 s) got it"), "{text}");
@@ -98,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_claim_before_an_extended_deadline_is_found() {
-        let mut story = claimed();
+        let mut story = Story::claimed();
         story.extend(1, 1, 60_000).at(20_000, 20_010);
         story.claim(1, 2).at(40_000, 40_010);
         broken(&story, Promise::Held);
@@ -106,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_fail_that_was_refused_gave_nothing_up() {
-        let mut story = claimed();
+        let mut story = Story::claimed();
         story.fail(1, 1, "retrying").rejected("unavailable");
         story.claim(1, 2);
         broken(&story, Promise::Held);

@@ -100,16 +100,9 @@ mod tests {
     use crate::check::Promise;
     use crate::check::story::{Story, broken, held};
 
-    fn claimed() -> Story {
-        let mut story = Story::new();
-        story.enqueue(1);
-        story.claim(1, 1);
-        story
-    }
-
     #[test]
     fn a_task_that_is_seen_as_it_is_is_fine() {
-        let mut story = claimed();
+        let mut story = Story::claimed();
         story.get(1, "claimed");
         story.extend(1, 1, 1000);
         story.ack(1, 1);
@@ -122,14 +115,14 @@ mod tests {
     #[test]
     fn a_look_that_overlaps_a_change_may_see_either() {
         for state in ["claimed", "done"] {
-            let mut story = claimed();
+            let mut story = Story::claimed();
             story.ack(1, 1).at(100, 200);
             story.get(1, state).at(150, 160);
             held(&story);
         }
         // The first ack has no answer: from then on the task may be done.
         for state in ["claimed", "done", "ready"] {
-            let mut story = claimed();
+            let mut story = Story::claimed();
             story.ack(1, 1).unknown();
             story.get(1, state).at(29_000, 40_000);
             held(&story);
@@ -211,7 +204,7 @@ mod tests {
             ),
         ];
         for (what, tell, expected) in cases {
-            let mut story = claimed();
+            let mut story = Story::claimed();
             tell(&mut story);
             let text = broken(&story, Promise::Linearizable);
             assert!(text.contains(expected) && text.contains("line 4"), "{what}: {text}");

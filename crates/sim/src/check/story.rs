@@ -35,6 +35,14 @@ impl Story {
         Story { lines: vec![Line::Run(run)], now_ms: 0 }
     }
 
+    /// Task 1 was claimed with fence 1 from 20 to 30 ms, for 30 s.
+    pub(crate) fn claimed() -> Story {
+        let mut story = Story::new();
+        story.enqueue(1);
+        story.claim(1, 1);
+        story
+    }
+
     fn call(&mut self, deed: Deed) -> Last<'_> {
         let (start_us, end_us) = (self.now_ms * 1000, (self.now_ms + 10) * 1000);
         self.now_ms += 20;
