@@ -11,6 +11,9 @@ DENY_VERSION := 0.20.2
 # Tests may unwrap, and those of pure crates may read a clock or a file.
 IN_TESTS := -A clippy::unwrap_used -A clippy::disallowed_methods -A clippy::disallowed_types
 
+# The simulator, always with the bugs that can be planted: a second build without them would show no more.
+SIM := cargo run --locked --profile sim --package sim --features mutants --
+
 .PHONY: help
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,10 +34,51 @@ fix: packages ## the one that edits: format, and what clippy can mend
 .PHONY: test
 test: packages fault-tools guide-tools fmt clippy doc deny ## all of it, and what CI runs
 	cargo test --locked --workspace
+	$(SIM) --seeds 1..101 --minutes 0.5 --jobs 2 --without bit_flip
+	$(SIM) mutants replay
+
+.PHONY: sim
+sim: packages ## clusters in simulated time; ARGS="--seed 7 --trace", "--seeds 1..200", "--help"
+	$(SIM) $(or $(ARGS),--seeds 1..101)
+
+.PHONY: test-long
+test-long: packages ## thousands of simulated clusters, and a hunt for every planted bug: hours
+	$(SIM) --seeds 1001..4001 --minutes 1 --jobs 2
+	$(SIM) mutants hunt 100000..100100
 
 .PHONY: test-faults
 test-faults: packages fault-tools ## the long form of what breaks clusters: hours
 	WINDLASS_FAULTS=long cargo test --locked --package cli --test cluster -- --nocapture --test-threads 1
+	WINDLASS_FAULTS=long cargo test --locked --package cli --test hostile -- --nocapture
+	$(MAKE) rig ARGS="--all"
+
+# One target, or each in turn; `SECONDS` is bash's own, so it is read here.
+TARGET ?= http_bodies tokens log checkpoint peer_frames snapshot config durations grpc
+FUZZ_SECONDS := $(or $(SECONDS),60)
+FUZZ := target/fuzz
+# What libFuzzer needs to see which paths an input took; all of it is in the stable compiler.
+FUZZ_FLAGS := --cfg tokio_unstable --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+
+.PHONY: fuzz
+fuzz: packages ## bytes from outside against libFuzzer: [TARGET=log] [SECONDS=60] a target
+	@scripts/need c++ build-essential
+	cargo run --quiet --locked --package fuzz --bin fuzz-seeds -- $(FUZZ)/seeds
+	RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --locked --profile fuzz --target $(HOST) --target-dir $(FUZZ)/build \
+		--package fuzz --features libfuzzer --bin fuzz-run
+	for target in $(TARGET); do \
+		mkdir -p "$(FUZZ)/corpus/$$target" "$(FUZZ)/found/$$target"; \
+		WINDLASS_FUZZ_TARGET="$$target" $(FUZZ)/build/$(HOST)/fuzz/fuzz-run -max_total_time=$(FUZZ_SECONDS) \
+			-max_len=65536 -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 \
+			-artifact_prefix="$(FUZZ)/found/$$target/" "$(FUZZ)/corpus/$$target" "$(FUZZ)/seeds/$$target"; \
+	done
+
+.PHONY: rig
+rig: packages fault-tools ## real servers, real faults, every call judged; ARGS="--fault kill --seconds 120", "--mix", "--help"
+	cargo build --locked --release --package cli --package sim --package rig
+	target/release/rig $(or $(ARGS),--all)
 
 .PHONY: demo-faults
 demo-faults: packages ## three nodes and four workers here, killed in turn; counts at the end
@@ -65,6 +109,7 @@ guide-tools:
 .PHONY: fault-tools
 fault-tools:
 	@if [[ $$EUID -eq 0 ]]; then scripts/need ip iproute2; scripts/need nft nftables; scripts/need faketime faketime; \
+	scripts/need strace strace; scripts/need mkfs.ext4 e2fsprogs; scripts/need nsenter util-linux; \
 	else echo "not root: tests that cut networks are skipped" >&2; fi
 
 .PHONY: fmt

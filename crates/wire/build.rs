@@ -15,6 +15,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = protox::compile([PROTO], ["proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("windlass.v1.bin"), prost::Message::encode_to_vec(&files))?;
+    // A decoder knows by the name what a message is made of.
+    let mut config = prost_build::Config::new();
+    config.enable_type_names();
     tonic_prost_build::configure()
         // Payloads stay where they came in; maps have one order everywhere.
         .bytes(".")
@@ -22,6 +25,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         // `connect` belongs to whoever knows sockets.
         .build_transport(false)
         .codec_path("crate::grpc::codec::SmallCodec")
-        .compile_fds(files)?;
+        .compile_fds_with_config(files, config)?;
     Ok(())
 }

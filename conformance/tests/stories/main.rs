@@ -12,6 +12,7 @@ mod proto;
 mod run;
 mod sdk;
 mod story;
+mod verbs;
 
 use std::path::Path;
 
@@ -87,6 +88,15 @@ async fn a_story_that_is_not_so_fails_at_its_line() {
         ("fail t@nobody => dead", "nobody made the claim"),
         ("newer t@w t@w", "after"),
         ("dance t", "no such verb"),
+        ("expect t {\"wroker\":null}", "expect takes no field wroker"),
+        ("expect-queue q {\"total\":null}", "expect-queue takes no field total"),
+        ("extend t@w {\"hold\":1} => held", "extend takes no field hold"),
+        ("progress t@w {\"percent\":1,\"text\":\"x\"} => held", "progress takes no field text"),
+        ("release t@w {\"delay\":1} => ready", "release takes no field delay"),
+        ("claim v q {\"wait_ms\":1} => none", "claim takes no field wait_ms"),
+        ("cancel t {\"why\":\"x\"} => cancelled", "cancel takes no field why"),
+        ("look t twice => claimed", "look takes 1 words, not 2"),
+        ("ack t@w [1] => done", "ack takes an object"),
     ];
     for (end, why) in wrong {
         let story = Story::parse("wrong", &format!("{head}{end}")).unwrap();

@@ -9,6 +9,7 @@ use windlass_testing::TestServer;
 
 use crate::face::{Claimed, Enqueued, Face, LOST, Outcome, Refused, Says};
 use crate::story::{Step, Story};
+use crate::verbs;
 
 /// How long something that is expected may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -40,6 +41,7 @@ pub(crate) async fn run<F: Face>(story: &Story, face: F, server: &TestServer) ->
 
 impl<F: Face> Run<'_, F> {
     async fn step(&mut self, step: &Step) -> Result<(), String> {
+        verbs::check(step)?;
         if let Some(says) = Says::of(&step.verb) {
             return self.settle(step, says).await;
         }
@@ -183,7 +185,7 @@ impl<F: Face> Run<'_, F> {
                 let left = task[time].as_i64().map(|at| at - self.now());
                 task[format!("{time}_in_ms")] = json!(left);
             }
-            let Err(why) = fits(expected, &task) else { return Ok(()) };
+            let Err(why) = fits(expected, &task, Depth::Top) else { return Ok(()) };
             if began.elapsed() > PATIENCE {
                 return Err(format!("{why}, in {task}"));
             }
@@ -195,7 +197,7 @@ impl<F: Face> Run<'_, F> {
         let began = Instant::now();
         loop {
             let queue = self.face.queue(word(step, 0)?).await.map_err(|refused| refused.0)?;
-            let Err(why) = fits(&step.body, &queue) else { return Ok(()) };
+            let Err(why) = fits(&step.body, &queue, Depth::Top) else { return Ok(()) };
             if began.elapsed() > PATIENCE {
                 return Err(format!("{why}, in {queue}"));
             }
@@ -261,11 +263,22 @@ fn same(step: &Step, heard: &str) -> Result<(), String> {
     if heard == expected { Ok(()) } else { Err(format!("heard: {heard}")) }
 }
 
+/// Whether the fields are those of the task or queue itself, or of something in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Top,
+    Below,
+}
+
 /// Whether all that is expected is so. Null stands for what is not there, two numbers under `*_in_ms` for a range.
-fn fits(expected: &Value, actual: &Value) -> Result<(), String> {
+fn fits(expected: &Value, actual: &Value, depth: Depth) -> Result<(), String> {
     let fields = expected.as_object().ok_or("no object is expected")?;
     for (name, wanted) in fields {
+        // The fields of a task or a queue are known ones; what they hold is not looked for where it cannot be.
         let is = &actual[name];
+        if actual.get(name).is_none() && depth == Depth::Below {
+            return Err(format!("{name} is no field of it"));
+        }
         let range = if name.ends_with("_in_ms") { wanted.as_array() } else { None };
         match (wanted, range) {
             (_, Some(range)) => {
@@ -274,7 +287,7 @@ fn fits(expected: &Value, actual: &Value) -> Result<(), String> {
                     return Err(format!("{name} is {is}, not within {wanted}"));
                 }
             }
-            (Value::Object(_), _) if is.is_object() => fits(wanted, is)?,
+            (Value::Object(_), _) if is.is_object() => fits(wanted, is, Depth::Below)?,
             _ if wanted == is => {}
             _ => return Err(format!("{name} is {is}, not {wanted}")),
         }

@@ -60,6 +60,7 @@ pub(crate) async fn start(node: Node, name: &str) -> Result<Demo> {
         name: name.clone(),
         host: Some(crate::claim::host()),
         pid: Some(std::process::id()),
+        instance: None,
         slots: SLOTS,
         queues: vec![queue.clone()],
         labels: Vec::new(),

@@ -4,18 +4,22 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use serde::Deserialize;
+use clap::builder::PossibleValue;
 use tracing_subscriber::EnvFilter;
 
-/// The form of a log line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum LogFormat {
-    /// For people
-    #[default]
-    Text,
-    /// One JSON object per line
-    Json,
+pub(crate) use crate::config_file::LogFormat;
+
+impl ValueEnum for LogFormat {
+    fn value_variants<'a>() -> &'a [LogFormat] {
+        &[LogFormat::Text, LogFormat::Json]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            LogFormat::Text => PossibleValue::new("text").help("For people"),
+            LogFormat::Json => PossibleValue::new("json").help("One JSON object per line"),
+        })
+    }
 }
 
 impl FromStr for LogFormat {

@@ -10,6 +10,7 @@ mod claims;
 mod client;
 mod cluster;
 mod completions;
+mod config_file;
 mod connection;
 mod dead;
 mod demo;

@@ -5,18 +5,15 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use model::limits;
-use serde::{Deserialize, Deserializer};
 
+use crate::config_file::{self, File, LogFormat, Size, Wrong};
 use crate::env::Env;
 use crate::exit::Failure;
-use crate::log::LogFormat;
 use crate::peers::{Given, Peers, check_advertise};
-use crate::span::parse_bytes;
 
 /// What `serve` and `dev` may be told on the command line. What is not given is looked up elsewhere.
 #[derive(Args, Debug, Default)]
@@ -113,35 +110,6 @@ pub(crate) struct Settings {
     pub(crate) envelope_cache_bytes: Option<u64>,
 }
 
-/// The TOML file.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct File {
-    node: Option<u64>,
-    data: Option<PathBuf>,
-    listen: Option<SocketAddr>,
-    advertise: Option<String>,
-    cluster: Option<String>,
-    peer_listen: Option<SocketAddr>,
-    peer_ca: Option<PathBuf>,
-    peer_cert: Option<PathBuf>,
-    peer_key: Option<PathBuf>,
-    bootstrap: Option<bool>,
-    shards: Option<u16>,
-    log: Option<LogFormat>,
-    insecure: Option<bool>,
-    memory_bytes_max: Option<Size>,
-    disk_reserve_bytes: Option<Size>,
-    envelope_cache_bytes: Option<Size>,
-    queues: Queues,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Queues {
-    auto_create: Option<bool>,
-}
-
 impl Settings {
     /// Brings the four sources together.
     pub(crate) fn load(flags: Flags, node_flags: NodeFlags) -> Result<Settings> {
@@ -208,9 +176,7 @@ impl Settings {
 fn read_file(path: &Path) -> Result<File> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read the config file {}", path.display()))?;
-    toml::from_str(&text).map_err(|e| {
-        let line = e.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-        let message = e.message().replace('\n', " ");
+    config_file::parse(&text).map_err(|Wrong { line, message }| {
         Failure::usage(format!("{}, line {line}: {message}", path.display())).into()
     })
 }
@@ -244,33 +210,6 @@ fn half_of_memory() -> u64 {
     #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
     let bytes = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
     bytes / 2
-}
-
-/// A size in bytes: a number, or with a unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Size(u64);
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Size, String> {
-        parse_bytes(text).map(Size)
-    }
-}
-
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Either {
-            Bytes(u64),
-            Text(String),
-        }
-        match Either::deserialize(deserializer)? {
-            Either::Bytes(bytes) => Ok(Size(bytes)),
-            Either::Text(text) => text.parse().map_err(serde::de::Error::custom),
-        }
-    }
 }
 
 #[cfg(test)]

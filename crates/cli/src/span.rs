@@ -18,6 +18,12 @@ impl Span {
     }
 }
 
+impl From<Duration> for Span {
+    fn from(time: Duration) -> Span {
+        Span(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
 impl FromStr for Span {
     type Err = String;
 

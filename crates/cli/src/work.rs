@@ -79,7 +79,7 @@ pub(crate) struct Work {
     #[arg(long, value_name = "TIME", default_value = "30s")]
     hold: Span,
     /// How long programs may take to finish after SIGTERM
-    #[arg(long, value_name = "TIME", default_value = "30s")]
+    #[arg(long, value_name = "TIME", default_value_t = Span::from(windlass::Worker::GRACE))]
     drain_timeout: Span,
     /// Serve the worker's own status on this address
     #[arg(long, value_name = "ADDR", conflicts_with = "autoscale")]
@@ -227,11 +227,13 @@ async fn work(args: Work, programs: Programs, mut stop: Stop) -> Result<()> {
         tracing::info!(worker = name, "stopping");
         stopping.cancel();
         sleep(GOODBYE).await;
-        tracing::error!("some tasks could not be given back: their session's end frees them");
     };
     tokio::select! {
         ended = running.stop_when(drain.cancelled()) => ended.map_err(Failure::from)?,
-        () = signals => {}
+        () = signals => {
+            let text = "some tasks could not be given back: their session's end frees them";
+            return Err(Failure::new(Exit::Failure, text).into());
+        }
     }
     tracing::info!(worker = name, "stopped");
     Ok(())

@@ -22,7 +22,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("windlass-testing", &["windlass", "server", "node", "model"]),
     ("examples", &["windlass"]),
     ("conformance", &["windlass-testing", "windlass", "wire"]),
-    // Not a part of the house: it measures it.
+    // Not parts of the house: two attack it, one measures it. The rig knows windlass and the checker as programs alone.
+    ("rig", &[]),
+    ("fuzz", &["state-machine", "storage", "wire", "model"]),
     ("bench", &["windlass", "server", "node", "replica", "state-machine", "storage", "wire", "model"]),
 ];
 
@@ -55,8 +57,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
-/// Each of our crates with the names of what it depends on, tests aside.
-fn dependencies() -> BTreeMap<String, Vec<String>> {
+/// What cargo knows of our crates.
+fn packages() -> Vec<serde_json::Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
         .current_dir(root())
@@ -64,9 +66,13 @@ fn dependencies() -> BTreeMap<String, Vec<String>> {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+/// Each of our crates with the names of what it depends on, tests aside.
+fn dependencies() -> BTreeMap<String, Vec<String>> {
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
-    let packages = metadata["packages"].as_array().unwrap();
-    packages
+    packages()
         .iter()
         .map(|package| {
             let dependencies = package["dependencies"].as_array().unwrap();
@@ -140,6 +146,32 @@ fn each_engine_is_known_to_one_crate_only() {
             );
         }
     }
+}
+
+#[test]
+fn planted_bugs_are_built_by_the_simulators_own_feature_alone() {
+    let mut has_been_seen = false;
+    for package in &packages() {
+        let name = package["name"].as_str().unwrap();
+        for (feature, turns_on) in package["features"].as_object().unwrap() {
+            let turns_on = turns_on.as_array().unwrap();
+            let plants =
+                feature == "mutants" || turns_on.iter().any(|on| on.as_str().unwrap().contains("mutants"));
+            let expected: &[&str] = if name == "sim" { &["model/mutants"] } else { &[] };
+            let is_ours = feature == "mutants" && matches!(name, "model" | "sim") && turns_on == expected;
+            assert!(!plants || is_ours, "{name}: feature {feature} turns on {turns_on:?}");
+            has_been_seen |= plants;
+        }
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let features = dependency["features"].as_array().unwrap();
+            assert!(
+                features.iter().all(|feature| feature != "mutants"),
+                "{name} depends on {} with planted bugs",
+                dependency["name"]
+            );
+        }
+    }
+    assert!(has_been_seen, "no crate has the feature: is its name still right?");
 }
 
 #[test]

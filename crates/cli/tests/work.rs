@@ -87,6 +87,19 @@ fn a_worker_that_is_asked_twice_gives_back_what_runs_without_an_attempt() {
 }
 
 #[test]
+fn a_worker_that_can_give_nothing_back_does_not_say_that_all_is_well() {
+    let server = Server::start();
+    let mut worker = work(&server, "echo $$ > $DIR/pid; sleep 300", &[]);
+    server.enqueue(&["mail", "k"]);
+    pid_in(&server.dir.path().join("pid"));
+    server.process.signal("KILL");
+    worker.signal("TERM");
+    worker.signal("INT");
+    let code = worker.ended();
+    assert!([1, 7].contains(&code), "{code}: nobody knows what became of its task");
+}
+
+#[test]
 fn a_cancelled_task_and_a_lost_claim_kill_the_program_with_all_it_started() {
     let server = Server::start();
     // The program's child holds on to the pipes, too.
@@ -264,7 +277,7 @@ fn what_cannot_work_is_said_at_once() {
 }
 
 #[test]
-fn a_worker_shares_its_slots_over_queues_by_weight_and_is_seen_with_all_that_it_said() {
+fn a_worker_of_weighted_queues_is_seen_with_all_that_it_said() {
     let server = Server::start();
     let mut command = server.command(&["work", "--queue", "mail=3", "--queue", "reports:1", "--exec", "cat"]);
     command.args(["--name", "w1", "--slots", "3", "--label", "zone=a"]).stdin(Stdio::null());

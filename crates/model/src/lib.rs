@@ -8,6 +8,7 @@ pub mod command;
 pub mod id;
 pub mod key;
 pub mod limits;
+pub mod mutant;
 pub mod name;
 pub mod policy;
 pub mod rejection;
@@ -18,6 +19,7 @@ pub mod time;
 pub use command::{Command, FollowUp, NewTask, OutboxMessage, Position, Start};
 pub use id::{Fence, GroupId, MemberId, NodeId, SessionId, ShardId, TaskId};
 pub use key::{Digest, KeyHash};
+pub use mutant::Mutant;
 pub use name::{InvalidName, KindName, QueueName, WorkerName};
 pub use policy::{
     FreedTo, OnExhausted, QueuePolicy, QueueSettings, Recovery, RetryOverride, RetryPolicy, Spread,

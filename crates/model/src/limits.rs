@@ -42,6 +42,10 @@ pub const PAYLOAD_BYTES_MAX_DEFAULT: u64 = 1024 * 1024;
 pub const PAYLOAD_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// A task's output.
 pub const OUTPUT_BYTES_MAX: usize = 1024 * 1024;
+/// Things of which one request is made, such as outcomes and all their follow-ups.
+pub const MESSAGE_ITEMS_MAX: usize = 100_000;
+/// Headers and labels in one message of gRPC.
+pub const MESSAGE_PAIRS_MAX: usize = 1_000_000;
 /// Levels of nesting in JSON.
 pub const JSON_DEPTH_MAX: usize = 128;
 /// Tasks in one enqueue.
@@ -91,7 +95,8 @@ pub const SESSIONS_MAX: usize = 100_000;
 /// Sessions that a node takes from others' news: more than it would take itself, as nodes that do not hear
 /// each other do not count together.
 pub const SESSIONS_TOLD_MAX: usize = 2 * SESSIONS_MAX;
-/// Bytes of tasks that wait to be pushed to one worker, but for a single larger task.
+/// Bytes of tasks that wait to be pushed to one worker, but for a single larger task. What a claim brings beyond that
+/// is given back at once: how large tasks are shows only when they are claimed.
 pub const PUSH_WAITING_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Claims that wait on one node.
 pub const WAITING_CLAIMS_MAX: usize = 100_000;

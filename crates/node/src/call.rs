@@ -307,6 +307,8 @@ pub struct WorkerFacts {
     pub host: Option<String>,
     /// Its process.
     pub pid: Option<u32>,
+    /// A random number of its own, which tells it from others of the same name, host and process.
+    pub instance: Option<u64>,
     /// How many tasks it runs at once.
     pub slots: u32,
     /// Which queues it claims from.
@@ -400,6 +402,7 @@ impl WorkerFacts {
             name,
             host: None,
             pid: None,
+            instance: None,
             slots: 0,
             queues: Vec::new(),
             labels: Vec::new(),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use model::{Millis, NodeId};
+use replica::Witness;
 use storage::{Disk, LogOptions};
 use tokio::sync::watch;
 
@@ -43,6 +44,21 @@ pub struct NodeConfig {
     pub bootstrap: bool,
     /// What the start waits for.
     pub progress: StartProgress,
+    /// What a simulation wants otherwise.
+    pub tuning: Tuning,
+}
+
+/// What a simulation wants otherwise, so that hours of use happen in seconds. Nothing is set: as in production.
+#[derive(Clone, Default)]
+pub struct Tuning {
+    /// The pause between checkpoints when little changes.
+    pub checkpoint_interval: Option<Millis>,
+    /// Log that stays although it is checkpointed.
+    pub keep_log_bytes: Option<u64>,
+    /// The state's hash is kept at every index that this divides.
+    pub hash_every: Option<u64>,
+    /// Who hears what the members on this node keep.
+    pub witness: Option<Arc<dyn Witness>>,
 }
 
 /// What a start waits for, for people. Clones are the same.
@@ -97,6 +113,7 @@ impl NodeConfig {
             http_address: String::new(),
             bootstrap: false,
             progress: StartProgress::default(),
+            tuning: Tuning::default(),
         }
     }
 }

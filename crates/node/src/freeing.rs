@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{Command, Fence, FreedReason, Millis, Reply, SessionId, ShardId, limits};
+use model::{Command, Fence, FreedReason, Millis, Mutant, Reply, SessionId, ShardId, limits, mutant};
 use parking_lot::Mutex;
 
 use crate::inner::Inner;
@@ -138,6 +138,8 @@ struct Watch {
     asked: Millis,
     work: Arc<Mutex<Work>>,
     voucher: Voucher,
+    /// Those that hold claims in our shards: for them nobody else speaks.
+    holders: HashMap<SessionId, Arc<Session>>,
 }
 
 impl Watch {
@@ -151,6 +153,7 @@ impl Watch {
             asked: Millis(0),
             work: Arc::default(),
             voucher: Voucher::default(),
+            holders: HashMap::new(),
         }
     }
 
@@ -228,8 +231,9 @@ impl Watch {
 
     /// The sessions that hold claims in our shards and are over. Those that nobody told us of count from
     /// now on.
-    fn look_at_all(&self, inner: &Inner) -> Vec<Arc<Session>> {
+    fn look_at_all(&mut self, inner: &Inner) -> Vec<Arc<Session>> {
         let mut over = Vec::new();
+        let mut speakers = HashMap::new();
         for shard in self.led.keys() {
             let mut holders = HashSet::new();
             let mut from = Some(SessionId(0));
@@ -240,7 +244,7 @@ impl Watch {
                     holders.insert(id);
                     match inner.sessions.known(id) {
                         Some(session) if session.is_over() => over.push(session),
-                        Some(_) => {}
+                        Some(session) => drop(speakers.insert(id, session)),
                         None => {
                             // Without room its claims wait for their deadline.
                             if let Err(error) = inner.add_session(id, worker, limits::SESSIONS_TOLD_MAX) {
@@ -253,6 +257,10 @@ impl Watch {
             let mut work = self.work.lock();
             work.settled.retain(|(of, session), _| of != shard || holders.contains(session));
         }
+        let before = self.holders.values().filter(|session| !speakers.contains_key(&session.id));
+        before.for_each(|session| session.set_must_speak(false));
+        speakers.values().for_each(|session| session.set_must_speak(true));
+        self.holders = speakers;
         over
     }
 
@@ -292,7 +300,8 @@ impl Watch {
     /// For each session, in which of our shards it holds claims, and the newest of them.
     fn claims(&self, inner: &Inner, sessions: &[Arc<Session>]) -> Vec<Vec<(ShardId, Fence)>> {
         let mut held = vec![Vec::new(); sessions.len()];
-        for shard in self.led.keys() {
+        let shards_max = if mutant::planted(Mutant::SessionInOneShard) { 1 } else { usize::MAX };
+        for shard in self.led.keys().take(shards_max) {
             for (sessions, held) in sessions.chunks(STEP).zip(held.chunks_mut(STEP)) {
                 inner.groups.look(*shard, |state| {
                     for (session, held) in sessions.iter().zip(held) {

@@ -14,7 +14,7 @@ use state_machine::{Catalog, Shard};
 
 use crate::call::Freshness;
 use crate::error::Error;
-use crate::route::{Call, LEADER_WAIT, Reads, Route, full};
+use crate::route::{Call, LEADER_WAIT, Proposed, Reads, Route, full};
 
 /// All groups of a node.
 pub(crate) struct Groups {
@@ -108,10 +108,19 @@ impl Groups {
         shard: ShardId,
         commands: Vec<Command>,
     ) -> Result<Vec<Applied<Reply>>, Error> {
+        Ok(self.propose_surely(shard, commands).await?.applied)
+    }
+
+    /// The same, and tells which of the answers may be those of a second try.
+    pub(crate) async fn propose_surely(
+        &self,
+        shard: ShardId,
+        commands: Vec<Command>,
+    ) -> Result<Proposed<Reply>, Error> {
         let call = Call::new::<Shard>(&commands);
         // The bytes are what counts from here on.
         drop(commands);
-        self.propose_call(shard, &call).await
+        self.carry_out(shard, &call).await
     }
 
     /// The same with a call that is made already.
@@ -120,9 +129,13 @@ impl Groups {
         shard: ShardId,
         call: &Call,
     ) -> Result<Vec<Applied<Reply>>, Error> {
-        let applied = self.route.propose(self.shard(shard), call).await?;
-        self.wrote(shard.group(), &applied);
-        Ok(applied)
+        Ok(self.carry_out(shard, call).await?.applied)
+    }
+
+    async fn carry_out(&self, shard: ShardId, call: &Call) -> Result<Proposed<Reply>, Error> {
+        let proposed = self.route.propose(self.shard(shard), call).await?;
+        self.wrote(shard.group(), &proposed.applied);
+        Ok(proposed)
     }
 
     fn wrote<R>(&self, group: GroupId, applied: &[Applied<R>]) {
@@ -147,7 +160,7 @@ impl Groups {
     /// Proposes one command to the catalog. The copy here has it when this returns, unless it is far behind.
     pub(crate) async fn propose_catalog(&self, command: CatalogCommand) -> Result<CatalogReply, Error> {
         let call = Call::new::<Catalog>(&[command]);
-        let mut applied = self.route.propose(&self.catalog, &call).await?;
+        let mut applied = self.route.propose(&self.catalog, &call).await?.applied;
         self.wrote(GroupId::CATALOG, &applied);
         let applied = applied.pop().expect("one command has one outcome");
         let _ = self.catalog.wait_applied(applied.index, LEADER_WAIT).await;

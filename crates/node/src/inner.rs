@@ -15,6 +15,7 @@ use storage::{DirLock, Log};
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
+use wire::token::Mint;
 
 use crate::any_replica::AnyReplica;
 use crate::elections::Elections;
@@ -37,7 +38,6 @@ use crate::start::Outside;
 use crate::stats::Counters;
 use crate::status::Statuses;
 use crate::taken::Returns;
-use crate::token::Mint;
 
 /// A node. Clones are the same node.
 #[derive(Clone)]
@@ -58,6 +58,8 @@ pub(crate) struct Inner {
     /// All groups, the catalog first.
     pub(crate) replicas: Vec<Arc<dyn AnyReplica>>,
     pub(crate) auto_create: bool,
+    /// Whether the catalog here has once had all that was answered before.
+    pub(crate) knows_queues: AtomicBool,
     pub(crate) cluster: ClusterFacts,
     /// What everything goes by: the held clock.
     pub(crate) clock: Arc<dyn Clock>,

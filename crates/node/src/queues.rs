@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use model::catalog::{CatalogCommand, CatalogReply};
@@ -278,6 +279,17 @@ impl Inner {
                 catalog.queues().map(|(name, settings)| (name.clone(), settings.clone())).collect()
             })
         });
+    }
+
+    /// Waits, once after a start, until the catalog here has all that was answered before. Until then a pinned queue
+    /// looks like any other, and a follow-up of an ack, which no shard refuses, would be put into the wrong one.
+    pub(crate) async fn know_queues(&self) -> Result<(), Error> {
+        if !self.knows_queues.load(Ordering::Relaxed) {
+            self.groups.wait_for_catalog(Freshness::Linearizable).await?;
+            self.take_settings();
+            self.knows_queues.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Takes what the catalog here says of queues, and tells the shards that are led here what they do not

@@ -1,7 +1,8 @@
 //! Which commands may be asked again when nobody knows whether they were done.
 //!
-//! A command may when a second time changes nothing and is answered like the first. Everything else is
-//! asked once, and a caller who gets no answer is told so. Next: `route.rs`, which asks.
+//! A command may when a second time changes nothing and is answered like the first, or (a fail) by a rejection that
+//! nobody is told as such (`settle.rs`). Everything else is asked once, and a caller who gets no answer is told so.
+//! Next: `route.rs`, which asks.
 
 use model::catalog::CatalogCommand;
 use model::command::Dedup;
@@ -13,7 +14,7 @@ use wire::reply::AppliedMessage;
 
 /// A machine whose commands may be asked of another node.
 pub(crate) trait Routed: Codec {
-    /// Whether a second time changes nothing and is answered like the first.
+    /// Whether a second time changes nothing, and whoever asked can be told what is true after it.
     fn is_repeatable(command: &Self::Command) -> bool;
 
     /// What became of a command, as a message.

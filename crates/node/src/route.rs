@@ -77,6 +77,15 @@ impl Call {
     }
 }
 
+/// What became of a call's commands.
+pub(crate) struct Proposed<R> {
+    /// In their order.
+    pub(crate) applied: Vec<Applied<R>>,
+    /// So many of them, from the first on, were asked for once. The others may have been done by an earlier try too:
+    /// an answer that says no to one of those does not say that nothing happened.
+    pub(crate) sure: usize,
+}
+
 /// Why a try did not do all.
 enum No {
     Refused(Refusal),
@@ -210,11 +219,12 @@ impl Route {
         &self,
         replica: &Replica<M>,
         call: &Call,
-    ) -> Result<Vec<Applied<M::Reply>>, Error> {
+    ) -> Result<Proposed<M::Reply>, Error> {
         let begin = Instant::now();
         let (deadline, mut patience) = (begin + self.propose_timeout, begin + call.leader_wait);
         let mut asking = Asking::new(replica);
-        let (mut done, mut is_unknown) = (Vec::new(), false);
+        // How many were done before the first try of which nobody knows what it did.
+        let (mut done, mut sure) = (Vec::new(), None);
         let mut rest = &call.pieces[..];
         loop {
             let asked = asking.whom();
@@ -224,7 +234,7 @@ impl Route {
                 Some(node) => {
                     // The first try may have taken something, which is not free any more: only the log
                     // remembers.
-                    let claim = call.claim.as_ref().filter(|_| !is_unknown);
+                    let claim = call.claim.as_ref().filter(|_| sure.is_none());
                     self.there(node, replica, rest, claim, deadline).await
                 }
             };
@@ -232,8 +242,8 @@ impl Route {
             let has_progressed = !some.is_empty();
             done.extend(some);
             let refusal = match no {
-                None => return Ok(done),
-                Some(No::Broken(_)) if is_unknown || !done.is_empty() => return Err(Error::Timeout),
+                None => return Ok(Proposed { sure: sure.unwrap_or(done.len()), applied: done }),
+                Some(No::Broken(_)) if sure.is_some() || !done.is_empty() => return Err(Error::Timeout),
                 Some(No::Broken(error)) => return Err(error),
                 Some(No::Refused(refusal)) => refusal,
             };
@@ -244,13 +254,13 @@ impl Route {
             }
             let at = Standing {
                 is_repeatable: call.is_repeatable,
-                is_touched: is_unknown || !done.is_empty(),
+                is_touched: sure.is_some() || !done.is_empty(),
                 is_patient: now < patience,
                 is_in_time: now < deadline,
             };
             match next(&refusal, at) {
                 Next::AskAgain => {}
-                Next::Repeat => is_unknown = true,
+                Next::Repeat => sure = sure.or(Some(done.len())),
                 Next::GiveUp(error) => return Err(error),
             }
             asking.again(&refusal, asked, patience.min(deadline)).await;

@@ -80,6 +80,7 @@ impl Inner {
                 limits::ENQUEUE_TASKS_MAX
             )));
         }
+        self.know_queues().await?;
         let Sheets { sheets, mut results } = self.sort(tasks, atomic)?;
         let proposals = sheets.into_iter().map(|sheet| self.enqueue_in(sheet, atomic));
         let mut indexes = Vec::new();

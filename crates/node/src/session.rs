@@ -5,7 +5,6 @@
 //! be lost, doubled or late, and whoever heard the same knows the same. Next: `registry.rs`, all of them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use model::{Fence, FreedReason, Millis, NodeId, QueueName, SessionId, TaskId, WallTime, WorkerName, limits};
 use parking_lot::{Mutex, RwLock};
@@ -13,6 +12,7 @@ use tokio::sync::watch;
 use wire::gossip::{self, Edition, Facts, SessionNews, Wish};
 
 use crate::call::{WorkerFacts, WorkerState};
+use crate::last_heard::LastHeard;
 
 /// A claim that a beat did not list is given back at the second such beat, but not sooner than this:
 /// the answer to the claim may still be on its way.
@@ -102,11 +102,7 @@ pub(crate) struct Session {
     pub(crate) name: WorkerName,
     facts: RwLock<(Edition, WorkerFacts)>,
     asked: watch::Sender<Asked>,
-    /// When it was last heard, wherever.
-    beat_at: AtomicU64,
-    beat_wall: AtomicU64,
-    /// One more than when it was last heard here; 0 when it never was.
-    heard_here: AtomicU64,
+    pub(crate) last_heard: LastHeard,
     unlisted: Mutex<HashMap<(TaskId, Fence), Millis>>,
     absent: Mutex<HashMap<(TaskId, Fence), Millis>>,
 }
@@ -121,9 +117,7 @@ impl Session {
             name: facts.name.clone(),
             facts: RwLock::new((Edition::default(), facts)),
             asked: watch::Sender::new(asked),
-            beat_at: AtomicU64::new(now.0),
-            beat_wall: AtomicU64::new(wall.millis()),
-            heard_here: AtomicU64::new(0),
+            last_heard: LastHeard::new(now, wall),
             unlisted: Mutex::default(),
             absent: Mutex::default(),
         }
@@ -131,8 +125,8 @@ impl Session {
 
     /// A session that another node told us of.
     pub(crate) fn told(news: &SessionNews, now: Millis, wall: WallTime) -> Session {
-        let then = WallTime::from_millis(wall.millis().saturating_sub(news.age.0));
-        let heard = Millis(now.0.saturating_sub(news.age.0));
+        let then = WallTime::from_millis(wall.millis().saturating_sub(news.spoken_age.0));
+        let heard = Millis(now.0.saturating_sub(news.spoken_age.0));
         let session = Session::new(news.session, WorkerFacts::named(news.worker.clone()), heard, then);
         session.merge(news, now, wall);
         session
@@ -157,50 +151,6 @@ impl Session {
     pub(crate) fn set_facts(&self, facts: WorkerFacts, node: NodeId) {
         let mut known = self.facts.write();
         *known = (known.0.next(node), facts);
-    }
-
-    /// The worker was heard here.
-    pub(crate) fn heard(&self, now: Millis, wall: WallTime) {
-        self.heard_here.fetch_max(now.0 + 1, Ordering::Relaxed);
-        self.heard_at(now, wall);
-    }
-
-    /// The worker was heard by another node, so long ago.
-    pub(crate) fn heard_there(&self, age: Millis, now: Millis, wall: WallTime) {
-        let then = WallTime::from_millis(wall.millis().saturating_sub(age.0));
-        self.heard_at(Millis(now.0.saturating_sub(age.0)), then);
-    }
-
-    fn heard_at(&self, at: Millis, wall: WallTime) {
-        if self.beat_at.fetch_max(at.0, Ordering::Relaxed) <= at.0 {
-            self.beat_wall.store(wall.millis(), Ordering::Relaxed);
-        }
-    }
-
-    /// A stream here speaks for it. The other nodes are told so in their own way.
-    pub(crate) fn vouched_for(&self, now: Millis, wall: WallTime) {
-        self.heard_at(now, wall);
-    }
-
-    /// How old the last beat is that was heard here, if there was one since `since`.
-    pub(crate) fn heard_here_since(&self, since: Millis, now: Millis) -> Option<Millis> {
-        let heard = self.heard_here.load(Ordering::Relaxed).checked_sub(1)?;
-        (heard >= since.0).then(|| Millis(now.0.saturating_sub(heard)))
-    }
-
-    /// When it was last heard by anybody, in this node's time.
-    pub(crate) fn heard_last(&self) -> Millis {
-        Millis(self.beat_at.load(Ordering::Relaxed))
-    }
-
-    /// How long it was not heard by anybody.
-    pub(crate) fn silent_for(&self, now: Millis) -> Millis {
-        Millis(now.0.saturating_sub(self.heard_last().0))
-    }
-
-    /// When it was last heard.
-    pub(crate) fn last_beat(&self) -> WallTime {
-        WallTime::from_millis(self.beat_wall.load(Ordering::Relaxed))
     }
 
     /// What it is asked to do.
@@ -291,10 +241,14 @@ impl Session {
             && self.silent_for(now) < limits::SILENCE
     }
 
-    /// Whether a worker with these facts is the same process.
+    /// Whether a worker with these facts is the same. Containers may share a host's name and all be process 1, so its
+    /// own number decides where both have one.
     pub(crate) fn is_of(&self, facts: &WorkerFacts) -> bool {
         let known = self.facts.read();
-        (&known.1.host, known.1.pid) == (&facts.host, facts.pid)
+        match (known.1.instance, facts.instance) {
+            (Some(known), Some(instance)) => known == instance,
+            _ => (&known.1.host, known.1.pid) == (&facts.host, facts.pid),
+        }
     }
 
     /// How long ago its stream broke, unless a newer one took its place.
@@ -332,6 +286,7 @@ impl Session {
             session: self.id,
             worker: self.name.clone(),
             age: self.silent_for(now),
+            spoken_age: self.spoken_age(now),
             facts_edition: known.0,
             facts: (with_facts && known.0 != Edition::default()).then(|| facts_for_others(&known.1)),
             wish: asked.wish,
@@ -347,7 +302,7 @@ impl Session {
 
     /// Learns what another node says of it.
     pub(crate) fn merge(&self, news: &SessionNews, now: Millis, wall: WallTime) -> Merged {
-        self.heard_there(news.age, now, wall);
+        self.merge_heard(news, now, wall);
         let lacks_facts = self.merge_facts(news);
         let mut merged =
             Merged { lacks_facts, knows_more: self.facts.read().0 > news.facts_edition, ..Merged::default() };
@@ -437,6 +392,7 @@ fn facts_for_others(facts: &WorkerFacts) -> Facts {
     Facts {
         host: facts.host.clone(),
         pid: facts.pid,
+        instance: facts.instance,
         slots: facts.slots,
         queues: facts.queues.clone(),
         labels: facts.labels.clone(),
@@ -450,6 +406,7 @@ fn facts_from_others(name: WorkerName, facts: &Facts) -> WorkerFacts {
         name,
         host: facts.host.clone(),
         pid: facts.pid,
+        instance: facts.instance,
         slots: facts.slots,
         queues: facts.queues.clone(),
         labels: facts.labels.clone(),
@@ -538,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_known_by_its_host_and_number() {
+    fn a_worker_is_known_by_its_own_number_else_by_its_host_and_process() {
         let session = session();
         let facts =
             |host: Option<&str>, pid| WorkerFacts { host: host.map(Into::into), pid, ..session.facts() };
@@ -551,6 +508,19 @@ mod tests {
             ("one who says nothing", None, None, false),
         ] {
             assert_eq!(session.is_of(&facts(host, pid)), expected, "{what}");
+        }
+        let numbered = |instance, pid| WorkerFacts { instance: Some(instance), ..facts(Some("a"), pid) };
+        assert!(session.is_of(&numbered(7, Some(1))), "one that had no number before");
+        session.set_facts(numbered(7, Some(1)), NodeId(1));
+        for (what, facts, expected) in [
+            ("the same number", numbered(7, Some(1)), true),
+            ("the same after a fork", numbered(7, Some(2)), true),
+            ("another container", numbered(8, Some(1)), false),
+            ("an older client", facts(Some("a"), Some(1)), true),
+        ] {
+            assert_eq!(session.is_of(&facts), expected, "{what}");
+            let there = Session::told(&session.news(true, Millis(1)), Millis(1), WallTime::from_millis(1));
+            assert_eq!(there.is_of(&facts), expected, "{what}, at another node");
         }
     }
 
@@ -566,21 +536,6 @@ mod tests {
             session.merge(&news, Millis(2), WallTime::from_millis(2));
         }
         assert_eq!(session.closed_for(Millis(2)), None);
-    }
-
-    #[test]
-    fn a_beat_heard_elsewhere_counts_by_its_age() {
-        let session = session();
-        session.heard_there(Millis(300), Millis(5_000), WallTime::from_millis(9_000));
-        assert_eq!(session.silent_for(Millis(5_000)), Millis(300));
-        assert_eq!(session.last_beat(), WallTime::from_millis(8_700));
-        session.heard_there(Millis(900), Millis(5_000), WallTime::from_millis(9_000));
-        assert_eq!(session.silent_for(Millis(5_000)), Millis(300), "older news change nothing");
-        assert_eq!(session.last_beat(), WallTime::from_millis(8_700));
-        assert_eq!(session.heard_here_since(Millis(0), Millis(5_000)), None);
-        session.heard(Millis(6_000), WallTime::from_millis(10_000));
-        assert_eq!(session.heard_here_since(Millis(6_000), Millis(6_100)), Some(Millis(100)));
-        assert_eq!(session.heard_here_since(Millis(6_001), Millis(6_100)), None);
     }
 
     #[test]

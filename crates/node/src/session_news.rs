@@ -204,9 +204,8 @@ impl Inner {
             self.tell_sessions(from, known);
         }
         if !heard.ask.is_empty() {
-            let (inner, mut asked) = (self.clone(), heard.ask);
             // What is left out is heard of again in half a second.
-            asked.truncate(SESSIONS_IN_MESSAGE);
+            let (inner, asked) = (self.clone(), some_of(heard.ask, rand::random()));
             self.tasks.spawn(async move {
                 inner.ask_node(from, About::Unknown, gossip::encode_ask(&asked)).await;
             });
@@ -281,6 +280,17 @@ impl Inner {
     fn tell_news(&self, to: NodeId, body: Bytes) -> bool {
         self.links.tell(to, PeerKind::SessionNews, GroupId::CATALOG, body)
     }
+}
+
+/// As many sessions as a message takes, from anywhere on: those that nobody can tell of do not keep the others from
+/// being asked for.
+fn some_of(mut sessions: Vec<SessionId>, begin: u64) -> Vec<SessionId> {
+    if sessions.len() > SESSIONS_IN_MESSAGE {
+        let begin = begin % sessions.len() as u64;
+        sessions.rotate_left(begin as usize);
+        sessions.truncate(SESSIONS_IN_MESSAGE);
+    }
+    sessions
 }
 
 /// Tells the other nodes until this one stops.
@@ -412,10 +422,7 @@ impl Teller {
             return;
         }
         let everything = inner.sessions.everything(inner.now());
-        let vouched = News {
-            vouched: Some(self.vouched.whole(&inner.sessions.vouching, inner.now())),
-            ..News::default()
-        };
+        let vouched = News { vouched: Some(self.vouched.whole(inner.now())), ..News::default() };
         let vouched = gossip::encode(&vouched);
         let tell =
             |node| inner.tell_sessions(node, everything.clone()) && inner.tell_news(node, vouched.clone());

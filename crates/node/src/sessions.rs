@@ -2,7 +2,8 @@
 //!
 //! No node owns a session. Each keeps all of them (`registry.rs`), tells the others what it hears
 //! (`session_news.rs`), and ends those that are lost in the shards that it leads (`freeing.rs`). Here is what a
-//! worker asks for: to be taken in, to be heard, to be held, to leave. A beat is never written to a log.
+//! worker asks for: to be taken in, to be heard, to be held (`session_stream.rs`), to leave. A beat is never written
+//! to a log.
 //!
 //! A session that somebody ends is marked as over before its end is proposed. A claim under way checks that mark
 //! after its commit, so either the end comes after the claim in the log and frees it, or the claim gives itself
@@ -14,27 +15,21 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use model::{
-    Command, Fence, FreedReason, Millis, Reply, SessionId, ShardId, StateKind, TaskId, WorkerName, limits,
+    Command, Fence, FreedReason, Millis, Mutant, Reply, SessionId, ShardId, StateKind, TaskId, WorkerName,
+    limits, mutant,
 };
 use state_machine::view::SessionClaim;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
-use wire::gossip::{Edition, Wish};
 
 use crate::call::{Answer, BeatAnswer, Freshness, WorkerFacts, WorkerState};
 use crate::error::Error;
 use crate::events::NodeEvent;
 use crate::inner::{Inner, Node};
-use crate::session::{Asked, Session, is_loss};
+use crate::session::{Session, is_loss};
 use crate::session_news::About;
+use crate::session_stream::SessionStream;
 use crate::taken::{Carried, Return};
 use crate::{freeing, session_news};
 
-/// How long a broken stream may be replaced by another, here or elsewhere, before the session counts as
-/// closed: its worker may have to try an address or two. With a commit, well within a second.
-const REOPEN: Duration = Duration::from_millis(600);
-/// Signs of life that come sooner after each other are one.
-const HEARD_EVERY: Millis = Millis(50);
 /// How long a worker waits to hear whether its session is unknown to all shards.
 const SURE_WAIT: Duration = Duration::from_millis(500);
 /// How long a beat waits to hear whether a claim is lost that the copy here does not have.
@@ -143,14 +138,7 @@ impl Node {
         let inner = &self.inner;
         let session = inner.session(worker, session).await?;
         session.heard(inner.now(), inner.clock.wall());
-        let edition = session.next_stream(inner.node);
-        inner.sessions.changed.add(session.id, false);
-        let mut asked = session.subscribe();
-        // The state as it is now is news to a new stream.
-        asked.mark_changed();
-        // A token of its own: thousands of streams do not meet at one lock.
-        let stopping = inner.stopping.child_token();
-        Ok(SessionStream { inner: inner.clone(), session, edition, asked, stopping, is_vouching: false })
+        Ok(SessionStream::open(inner.clone(), session))
     }
 
     /// Ends a worker's session in order: its claims wait again, and no attempt is used up. How many there
@@ -167,145 +155,6 @@ enum Namesake {
     GivesWay,
     /// While it has an open stream, the newcomer is refused.
     Stays,
-}
-
-/// A worker's held stream.
-pub struct SessionStream {
-    inner: Arc<Inner>,
-    session: Arc<Session>,
-    edition: Edition,
-    asked: watch::Receiver<Asked>,
-    stopping: CancellationToken,
-    is_vouching: bool,
-}
-
-/// Rings when what a session's worker shall do may have changed. For whoever waits for much else beside it: one
-/// wait lasts until it rings, however often the others come first.
-pub struct SessionBell {
-    asked: watch::Receiver<Asked>,
-    stopping: CancellationToken,
-}
-
-impl SessionBell {
-    /// Returns when it rings: then see [`SessionStream::now`].
-    pub async fn rung(mut self) -> SessionBell {
-        tokio::select! {
-            // The session lives as long as whoever holds it, and asks.
-            _ = self.asked.changed() => {}
-            () = self.stopping.cancelled() => {}
-        }
-        self
-    }
-}
-
-impl SessionStream {
-    /// Notes a sign of life that came on the stream.
-    pub fn heard(&self) {
-        let now = self.inner.now();
-        // Thousands a second are one: the clock that all share is not asked for each.
-        let recently = Millis(now.0.saturating_sub(HEARD_EVERY.0));
-        if self.session.heard_here_since(recently, now).is_none() {
-            self.session.heard(now, self.inner.clock.wall());
-        }
-    }
-
-    /// Lets the open stream speak for its worker while that holds nothing. For streams whose connection is asked
-    /// now and then whether somebody is there.
-    pub fn vouch(&mut self) {
-        if !std::mem::replace(&mut self.is_vouching, true) {
-            self.inner.sessions.vouching.begin(&self.session);
-        }
-    }
-
-    /// Whether the session has ended.
-    pub fn is_over(&self) -> bool {
-        self.session.is_over()
-    }
-
-    /// Whether another stream of the session took the place of this one.
-    pub fn is_replaced(&self) -> bool {
-        !self.session.is_stream(self.edition)
-    }
-
-    /// A bell for [`SessionStream::now`].
-    pub fn bell(&self) -> SessionBell {
-        SessionBell { asked: self.asked.clone(), stopping: self.stopping.clone() }
-    }
-
-    /// Notes that its worker wants no more tasks.
-    pub fn drain(&self) {
-        if self.session.ask(Wish::Drain) {
-            self.inner.sessions.changed.add(self.session.id, false);
-        }
-    }
-
-    /// Ends this session in order, and no other of its worker: its claims wait again, and no attempt is used up. How
-    /// many there were. Goes on by itself when the caller goes away.
-    pub async fn leave(&self) -> Result<Answer<u64>, Error> {
-        let (inner, session) = (self.inner.clone(), self.session.clone());
-        Carried::new(async move {
-            let ended = inner.end_session(&session, FreedReason::Drained).await;
-            // A life before this one that was lost and has nothing left is not worth a line any more.
-            for before in inner.sessions.all_of(&session.name) {
-                if before.is_over() && !inner.holds_claims(before.id) {
-                    let _ = inner.end_session(&before, FreedReason::Drained).await;
-                }
-            }
-            ended
-        })
-        .await
-    }
-
-    /// What the worker shall do, now and whenever that changes; nothing when the session has ended.
-    pub async fn next(&mut self) -> Option<BeatAnswer> {
-        tokio::select! {
-            changed = self.asked.changed() => changed.ok()?,
-            () = self.stopping.cancelled() => return None,
-        }
-        self.now()
-    }
-
-    /// What the worker shall do now; nothing when the session has ended, or the node stops.
-    pub fn now(&mut self) -> Option<BeatAnswer> {
-        let asked = *self.asked.borrow_and_update();
-        if asked.over.is_some() || asked.stream != self.edition || self.stopping.is_cancelled() {
-            return None;
-        }
-        let held = self.inner.claims_of(self.session.id);
-        let cancel = held.iter().filter(|claim| claim.cancel_requested);
-        Some(BeatAnswer {
-            state: asked.state(),
-            cancel: cancel.map(|claim| (claim.task, claim.fence)).collect(),
-            lost: Vec::new(),
-        })
-    }
-}
-
-impl Drop for SessionStream {
-    fn drop(&mut self) {
-        if self.is_vouching {
-            self.inner.sessions.vouching.end(self.session.id);
-        }
-        if self.inner.stopping.is_cancelled()
-            || self.session.is_over()
-            || !self.session.is_stream(self.edition)
-        {
-            return;
-        }
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let (inner, session, edition) = (self.inner.clone(), self.session.clone(), self.edition);
-        runtime.spawn(self.inner.tasks.track_future(async move {
-            tokio::select! {
-                () = tokio::time::sleep(REOPEN) => {}
-                () = inner.stopping.cancelled() => return,
-            }
-            if session.close(edition, inner.now()) {
-                // Whoever leads a shard with claims of it decides, this node like any other.
-                inner.sessions.changed.add(session.id, false);
-                inner.sessions.alarms.add(session.id, false);
-            }
-        }));
-    }
 }
 
 impl Inner {
@@ -517,7 +366,7 @@ impl Inner {
 
     /// Ends a session because somebody wants it, and frees its claims in all shards. How many there were.
     /// What this node does not get done, the leaders do: all nodes are told.
-    async fn end_session(
+    pub(crate) async fn end_session(
         self: &Arc<Inner>,
         session: &Arc<Session>,
         reason: FreedReason,
@@ -528,7 +377,10 @@ impl Inner {
         // One that was lost, or that somebody else is ending, may hold claims still.
         let holds =
             |shard: &ShardId| self.groups.look(*shard, |state| state.session_last(session.id)).is_some();
-        let shards: Vec<ShardId> = self.groups.all().filter(holds).collect();
+        let mut shards: Vec<ShardId> = self.groups.all().filter(holds).collect();
+        if mutant::planted(Mutant::SessionInOneShard) {
+            shards.truncate(1);
+        }
         let ends = shards.into_iter().map(|shard| async move {
             let end = Command::EndSession { worker: session.name.clone(), session: session.id, reason };
             (shard, self.groups.propose_one(shard, end).await)

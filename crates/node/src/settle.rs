@@ -3,14 +3,16 @@
 //! Tokens are opened here and nowhere else; a shard sees the fence. Next:
 //! `state-machine/src/shard/ack.rs` and its neighbours.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use model::command::{Ack, Fail};
-use model::{Command, Fence, Reply, Settled, ShardId, TaskId, limits};
+use model::{Command, Fence, FollowUp, Mutant, Rejection, Reply, Settled, ShardId, TaskId, limits, mutant};
 
 use crate::call::{AckCall, Answer, ExtendCall, FailCall, Held, ProgressCall, ReleaseCall};
 use crate::error::Error;
 use crate::inner::{Inner, Node};
+use crate::route::Proposed;
 use crate::stats::Operation;
 
 /// What goes to one shard: commands, and their places in the request.
@@ -23,6 +25,10 @@ struct Sheet {
 impl Node {
     /// Ends tasks as done, each with its own outcome.
     pub async fn ack(&self, calls: Vec<AckCall>) -> Vec<Result<Answer<Settled>, Error>> {
+        let known = match calls.iter().any(|call| !call.then.is_empty()) {
+            true => self.inner.know_queues().await,
+            false => Ok(()),
+        };
         let policies = self.inner.policies.all();
         let command = |call: AckCall, task: TaskId, fence: Fence| {
             let bytes = call.output.len();
@@ -30,7 +36,13 @@ impl Node {
                 let (bytes, bytes_max) = (bytes as u64, limits::OUTPUT_BYTES_MAX as u64);
                 return Err(Error::PayloadTooLarge { bytes, bytes_max });
             }
-            let then = self.inner.follow_ups(task, call.then, &policies)?;
+            if !call.then.is_empty() {
+                known.clone()?;
+            }
+            let mut then = self.inner.follow_ups(task, call.then, &policies)?;
+            if mutant::planted(Mutant::ThenOutside) {
+                self.inner.enqueue_apart(std::mem::take(&mut then));
+            }
             Ok(Command::Ack(Ack { task, fence, output: call.output, then }))
         };
         self.inner.settle(Operation::Ack, calls, |call| &call.token, command, settled).await
@@ -90,12 +102,14 @@ impl Inner {
         let proposals = sheets.into_iter().map(|sheet| self.settle_in(sheet));
         for (shard, places, applied) in futures::future::join_all(proposals).await {
             match applied {
-                Ok(applied) => {
-                    for ((place, task), applied) in places.into_iter().zip(applied) {
+                Ok(Proposed { applied, sure }) => {
+                    for (n, ((place, task), applied)) in places.into_iter().zip(applied).enumerate() {
                         let indexes = vec![(shard, applied.index)];
                         let answer = applied.outcome.map(|reply| value(task, reply));
                         let answer = answer.map(|value| Answer { value, indexes });
-                        results[place] = Some(answer.map_err(Error::from));
+                        let tries = if n < sure { Tries::One } else { Tries::Several };
+                        results[place] =
+                            Some(answer.map_err(|rejection| told_no(operation, tries, rejection)));
                     }
                 }
                 Err(error) => {
@@ -113,18 +127,46 @@ impl Inner {
 
     /// Opens a token of this cluster.
     fn open(&self, token: &str) -> Result<(TaskId, Fence), Error> {
-        let (task, fence) = self.mint.open(token)?;
+        let (task, fence) = self.mint.open(token).ok_or(Error::InvalidToken)?;
         self.groups.known(task).map_err(|_| Error::InvalidToken)?;
         Ok((task, fence))
     }
 
+    /// What [`Mutant::ThenOutside`] does with follow-ups.
+    fn enqueue_apart(self: &Arc<Inner>, then: Vec<FollowUp>) {
+        for FollowUp { shard, task } in then {
+            let (inner, enqueue) = (self.clone(), Command::Enqueue { tasks: vec![task], atomic: false });
+            self.tasks.spawn(async move { inner.groups.propose_one(shard, enqueue).await });
+        }
+    }
+
     async fn settle_in(&self, sheet: Sheet) -> (ShardId, Vec<(usize, TaskId)>, SettleOutcome) {
-        let applied = self.groups.propose(sheet.shard, sheet.commands).await;
-        (sheet.shard, sheet.places, applied)
+        let proposed = self.groups.propose_surely(sheet.shard, sheet.commands).await;
+        (sheet.shard, sheet.places, proposed)
     }
 }
 
-type SettleOutcome = Result<Vec<replica::Applied<Reply>>, Error>;
+type SettleOutcome = Result<Proposed<Reply>, Error>;
+
+/// How often a command was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tries {
+    One,
+    /// Nobody knows what the first of them did.
+    Several,
+}
+
+/// What a caller is told of a rejection.
+///
+/// A fail that counted may have sent its task into a backoff, and the next claim, a cancel or an expiry may have come
+/// before the second try: its rejection does not say that nothing changed. An ack's answer is kept for longer than
+/// anybody tries, and of an extension or a note nothing is left once the claim is over.
+fn told_no(operation: Operation, tries: Tries, rejection: Rejection) -> Error {
+    match (operation, tries) {
+        (Operation::Fail, Tries::Several) => Error::Timeout,
+        _ => rejection.into(),
+    }
+}
 
 fn put(sheets: &mut Vec<Sheet>, place: usize, task: TaskId, command: Command) {
     let shard = task.shard();
@@ -148,5 +190,26 @@ fn held(id: TaskId, reply: Reply) -> Held {
     match reply {
         Reply::Held { deadline, cancel_requested } => Held { id, deadline, cancel_requested },
         _ => unreachable!("what keeps a claim is answered by its deadline"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::WallTime;
+
+    #[test]
+    fn a_fail_that_may_have_counted_is_not_called_undone() {
+        let id = TaskId::new(ShardId::new(1).unwrap(), WallTime::from_millis(1), 1);
+        let stale = || Rejection::StaleToken { id, given: Fence(1), current: Fence(2) };
+        for (operation, tries, expected) in [
+            (Operation::Fail, Tries::One, Error::from(stale())),
+            (Operation::Fail, Tries::Several, Error::Timeout),
+            (Operation::Ack, Tries::Several, stale().into()),
+            (Operation::Extend, Tries::Several, stale().into()),
+            (Operation::Release, Tries::One, stale().into()),
+        ] {
+            assert_eq!(told_no(operation, tries, stale()), expected, "{operation:?} {tries:?}");
+        }
     }
 }

@@ -18,6 +18,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use wire::life::Standing;
+use wire::token::Mint;
 
 use crate::config::NodeConfig;
 use crate::error::Error;
@@ -39,7 +40,6 @@ use crate::route::Route;
 use crate::stats::Counters;
 use crate::status::{self, Statuses};
 use crate::taken::Return;
-use crate::token::Mint;
 use crate::{elections, follow, notices, outbox, queues, rates, reach, room, sessions, taken};
 
 /// How a node is reached by others, and reaches them. Ends after everything else.
@@ -249,6 +249,7 @@ fn inner(
         listed: config.peers,
         replicas,
         auto_create: config.auto_create,
+        knows_queues: AtomicBool::new(false),
         mint: Mint::new(cluster.token_key),
         started: (clock.elapsed(), clock.wall()),
         events: Events::new(clock.wall()),

@@ -36,8 +36,6 @@ pub(crate) struct Vouching {
     changes: AtomicU64,
     /// Those of them that hold nothing.
     idle: Mutex<Arc<Idle>>,
-    /// When it was looked who does.
-    looked_at: AtomicU64,
     /// For whom other nodes speak.
     there: Mutex<HashMap<NodeId, There>>,
 }
@@ -45,9 +43,16 @@ pub(crate) struct Vouching {
 /// Idle sessions with streams here.
 #[derive(Default)]
 struct Idle {
-    /// Another one means others.
-    edition: u64,
     sessions: Sessions,
+    /// When it was last looked, and found that these are.
+    looked_at: AtomicU64,
+}
+
+impl Idle {
+    /// How long ago it was looked. Whoever got a task and fell silent since is not spoken for.
+    fn age(&self, now: Millis) -> Millis {
+        Millis(now.0.saturating_sub(self.looked_at.load(Ordering::Relaxed)))
+    }
 }
 
 /// For whom another node speaks, by its own word.
@@ -86,11 +91,6 @@ impl Vouching {
     fn idle(&self) -> Arc<Idle> {
         self.idle.lock().clone()
     }
-
-    /// How long ago it was looked who holds nothing. Whoever got a task and fell silent since is not spoken for.
-    fn age(&self, now: Millis) -> Millis {
-        Millis(now.0.saturating_sub(self.looked_at.load(Ordering::Relaxed)))
-    }
 }
 
 /// Which sessions hold claims in a shard, as of an index.
@@ -124,12 +124,12 @@ impl Voucher {
         let has_changed = self.look(inner);
         if has_changed || changes != self.changes {
             self.changes = changes;
-            self.sort_out(vouching);
+            self.sort_out(vouching, now);
         }
-        vouching.looked_at.store(now.0, Ordering::Relaxed);
-        let wall = inner.clock.wall();
-        for session in vouching.idle().sessions.values() {
-            session.vouched_for(now, wall);
+        let (idle, wall) = (vouching.idle(), inner.clock.wall());
+        idle.looked_at.store(now.0, Ordering::Relaxed);
+        for session in idle.sessions.values() {
+            session.vouched_for(Millis(0), now, wall);
         }
     }
 
@@ -157,14 +157,13 @@ impl Voucher {
     }
 
     /// Finds those with streams here that hold nothing.
-    fn sort_out(&self, vouching: &Vouching) {
+    fn sort_out(&self, vouching: &Vouching, now: Millis) {
         let holds = |id: &SessionId| self.holders.values().any(|holders| holders.sessions.contains(id));
         let open = vouching.open.lock();
         let idle = open.iter().filter(|(id, (session, _))| !session.is_over() && !holds(id));
         let sessions: Sessions = idle.map(|(id, (session, _))| (*id, session.clone())).collect();
         drop(open);
-        let mut idle = vouching.idle.lock();
-        *idle = Arc::new(Idle { edition: idle.edition + 1, sessions });
+        *vouching.idle.lock() = Arc::new(Idle { sessions, looked_at: AtomicU64::new(now.0) });
     }
 }
 
@@ -172,39 +171,41 @@ impl Voucher {
 pub(crate) struct VouchedTold {
     /// Which of its words was the last. No two processes begin with the same.
     edition: u64,
-    idle_edition: u64,
-    sessions: HashSet<SessionId>,
+    idle: Arc<Idle>,
 }
 
 impl Default for VouchedTold {
     fn default() -> VouchedTold {
-        VouchedTold { edition: rand::random(), idle_edition: 0, sessions: HashSet::new() }
+        VouchedTold { edition: rand::random(), idle: Arc::default() }
     }
 }
 
 impl VouchedTold {
     /// What those who heard the last word are told now. Nothing while there is nobody to speak for.
     pub(crate) fn next(&mut self, vouching: &Vouching, now: Millis) -> Option<Vouched> {
-        let idle = vouching.idle();
+        let before = std::mem::replace(&mut self.idle, vouching.idle());
         let (mut added, mut removed) = (Vec::new(), Vec::new());
-        if self.idle_edition != idle.edition {
-            self.idle_edition = idle.edition;
-            removed = self.sessions.extract_if(|id| !idle.sessions.contains_key(id)).collect();
-            added = idle.sessions.keys().filter(|id| self.sessions.insert(**id)).copied().collect();
+        if !Arc::ptr_eq(&before, &self.idle) {
+            let only_in = |one: &Sessions, other: &Sessions| {
+                one.keys().filter(|id| !other.contains_key(id)).copied().collect()
+            };
+            removed = only_in(&before.sessions, &self.idle.sessions);
+            added = only_in(&self.idle.sessions, &before.sessions);
         }
         let is_change = !added.is_empty() || !removed.is_empty();
         if is_change {
             self.edition = self.edition.wrapping_add(1);
         }
-        let has_words = is_change || !self.sessions.is_empty();
-        let age = vouching.age(now);
+        let has_words = is_change || !self.idle.sessions.is_empty();
+        let age = self.idle.age(now);
         has_words.then_some(Vouched { edition: self.edition, is_whole: false, added, removed, age })
     }
 
-    /// What somebody is told who did not hear the last word.
-    pub(crate) fn whole(&self, vouching: &Vouching, now: Millis) -> Vouched {
-        let added = self.sessions.iter().copied().collect();
-        Vouched { edition: self.edition, is_whole: true, added, removed: Vec::new(), age: vouching.age(now) }
+    /// What somebody is told who did not hear the last word: the same, as old as it is.
+    pub(crate) fn whole(&self, now: Millis) -> Vouched {
+        let added = self.idle.sessions.keys().copied().collect();
+        let age = self.idle.age(now);
+        Vouched { edition: self.edition, is_whole: true, added, removed: Vec::new(), age }
     }
 }
 
@@ -251,7 +252,7 @@ impl Registry {
         for session in known.values() {
             match session.is_over() {
                 true => heard.tell.push(session.id),
-                false => session.heard_there(told.age, now, wall),
+                false => session.vouched_for(told.age, now, wall),
             }
         }
         true
@@ -276,7 +277,7 @@ mod tests {
     fn hold(voucher: &mut Voucher, vouching: &Vouching, holders: &[u128]) {
         let sessions = holders.iter().copied().map(SessionId).collect();
         voucher.holders.insert(ShardId::new(1).unwrap(), Holders { applied: 1, sessions });
-        voucher.sort_out(vouching);
+        voucher.sort_out(vouching, Millis(0));
     }
 
     fn hear(registry: &Registry, told: Option<Vouched>, at: u64) -> (bool, Heard) {
@@ -303,7 +304,7 @@ mod tests {
         let (is_understood, _) = hear(&there, told.next(&here.vouching, Millis(0)), 100);
         assert!(!is_understood, "it does not know what was said before");
         assert_eq!(silent_for(&there, 1, 100), 100, "and does not build upon it");
-        assert!(hear(&there, Some(told.whole(&here.vouching, Millis(0))), 200).0);
+        assert!(hear(&there, Some(told.whole(Millis(0))), 200).0);
         let again = told.next(&here.vouching, Millis(0)).unwrap();
         assert!(again.added.is_empty() && again.removed.is_empty(), "what did not change is not said again");
         assert!(hear(&there, Some(again), 300).0);
@@ -345,14 +346,14 @@ mod tests {
         }
         hold(&mut voucher, &here.vouching, &[]);
         told.next(&here.vouching, Millis(0));
-        assert!(hear(&there, Some(told.whole(&here.vouching, Millis(0))), 100).0);
+        assert!(hear(&there, Some(told.whole(Millis(0))), 100).0);
         hold(&mut voucher, &here.vouching, &[1]);
         told.next(&here.vouching, Millis(0));
         let (is_understood, _) = hear(&there, told.next(&here.vouching, Millis(0)), 200);
         assert!(!is_understood, "a word was lost");
         assert_eq!([1, 2].map(|id| silent_for(&there, id, 200)), [100, 100]);
         there.end(&there.known(SessionId(2)).unwrap(), FreedReason::PutBack, 0, Millis(200));
-        let (is_understood, heard) = hear(&there, Some(told.whole(&here.vouching, Millis(0))), 300);
+        let (is_understood, heard) = hear(&there, Some(told.whole(Millis(0))), 300);
         assert!(is_understood && heard.tell == [SessionId(2)], "{:?}", heard.tell);
         there.vouching.forget(ME);
         assert!(
@@ -373,5 +374,22 @@ mod tests {
         here.vouching.end(session.id);
         hold(&mut voucher, &here.vouching, &[]);
         assert!(here.vouching.idle().sessions.is_empty());
+    }
+
+    #[test]
+    fn whoever_is_told_everything_hears_no_more_than_was_seen() {
+        let here = Registry::default();
+        let (mut voucher, mut told) = (Voucher::default(), VouchedTold::default());
+        here.vouching.begin(&session(&here, 1));
+        hold(&mut voucher, &here.vouching, &[]);
+        told.next(&here.vouching, Millis(0));
+        // It gets a task, and that is seen; then somebody comes who is to be told everything.
+        let sessions = HashSet::from([SessionId(1)]);
+        voucher.holders.insert(ShardId::new(1).unwrap(), Holders { applied: 2, sessions });
+        voucher.sort_out(&here.vouching, Millis(400));
+        let whole = told.whole(Millis(450));
+        assert_eq!((whole.added, whole.age), (vec![SessionId(1)], Millis(450)), "it was idle 450 ms ago");
+        let next = told.next(&here.vouching, Millis(500)).unwrap();
+        assert_eq!((next.removed, next.age), (vec![SessionId(1)], Millis(100)));
     }
 }

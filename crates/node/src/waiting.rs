@@ -112,38 +112,42 @@ pub(crate) struct Ask {
     leaders_until: tokio::time::Instant,
 }
 
+/// What became of a claim at once.
+enum Begun {
+    Told(Answer<Vec<Claim>>),
+    /// Nothing is ready, and it may wait.
+    Waits {
+        ask: Arc<Ask>,
+        until: tokio::time::Instant,
+    },
+}
+
+/// What became of an offer.
+enum Became {
+    Told(Result<Vec<Taken>, Error>),
+    /// Others were faster, or the reason passes: it waits on.
+    Nothing,
+    /// It came too late.
+    Late,
+}
+
 impl Node {
     /// Gives ready tasks to a worker; waits for the first one if asked to.
-    pub async fn claim(&self, call: ClaimCall) -> Result<Answer<Vec<Claim>>, Error> {
-        check(&call)?;
-        let inner = &self.inner;
-        let session = inner.live_session(&call.worker, call.session).await?;
-        if let Some(session) = session.as_ref().filter(|session| !session.may_claim()) {
-            return inner.wait_for_nothing(session, call.wait).await;
-        }
-        let now = tokio::time::Instant::now();
-        let until = now + Duration::from(call.wait);
-        let mut ask = Ask { call, request: None, turn: None, session, leaders_until: now + LEADER_WAIT };
-        if let Some(id) = &ask.call.request_id {
-            let request = request_key(&ask.call.worker, id);
-            ask.request = Some(request);
-            ask.turn = Some(Arc::new(inner.requests.turn(request).await));
-            if let Some(taken) = inner.repeat_until(&ask, request, until).await? {
-                return inner.told(taken, &ask);
+    pub fn claim(
+        &self,
+        call: ClaimCall,
+    ) -> impl Future<Output = Result<Answer<Vec<Claim>>, Error>> + Send + use<> {
+        // What is done before and after a wait is boxed: thousands of claims that wait keep room for their wait only.
+        let (inner, begin) = (self.inner.clone(), Box::pin(begin(self.inner.clone(), call)));
+        async move {
+            match begin.await? {
+                Begun::Told(answer) => Ok(answer),
+                Begun::Waits { ask, until } => {
+                    let taken = inner.wait(&ask, until).await?;
+                    inner.told(taken, &ask)
+                }
             }
         }
-        let ask = Arc::new(ask);
-        let mut taken = match inner.gather(&ask, ask.call.max, None).await {
-            Err(error) if ask.call.wait.0 > 0 && is_passing(&error) => Vec::new(),
-            taken => taken?,
-        };
-        if taken.is_empty() {
-            taken = match ask.call.wait.0 {
-                0 => inner.look_again(&ask).await?,
-                _ => inner.wait(&ask, until).await?,
-            };
-        }
-        inner.told(taken, &ask)
     }
 
     /// Gives one task, if it is ready.
@@ -177,6 +181,38 @@ impl Node {
     pub fn waiting_claims(&self) -> usize {
         self.inner.lines.waiting()
     }
+}
+
+/// Takes what is ready now.
+async fn begin(inner: Arc<Inner>, call: ClaimCall) -> Result<Begun, Error> {
+    check(&call)?;
+    let session = inner.live_session(&call.worker, call.session).await?;
+    if let Some(session) = session.as_ref().filter(|session| !session.may_claim()) {
+        return inner.wait_for_nothing(session, call.wait).await.map(Begun::Told);
+    }
+    let now = tokio::time::Instant::now();
+    let until = now + Duration::from(call.wait);
+    let mut ask = Ask { call, request: None, turn: None, session, leaders_until: now + LEADER_WAIT };
+    if let Some(id) = &ask.call.request_id {
+        let request = request_key(&ask.call.worker, id);
+        ask.request = Some(request);
+        ask.turn = Some(Arc::new(inner.requests.turn(request).await));
+        if let Some(taken) = inner.repeat_until(&ask, request, until).await? {
+            return inner.told(taken, &ask).map(Begun::Told);
+        }
+    }
+    let taken = match inner.gather(&ask, ask.call.max, None).await {
+        Err(error) if ask.call.wait.0 > 0 && is_passing(&error) => Vec::new(),
+        taken => taken?,
+    };
+    if !taken.is_empty() {
+        return inner.told(taken, &ask).map(Begun::Told);
+    }
+    if ask.call.wait.0 > 0 {
+        return Ok(Begun::Waits { ask: Arc::new(ask), until });
+    }
+    let taken = inner.look_again(&ask).await?;
+    inner.told(taken, &ask).map(Begun::Told)
 }
 
 impl Inner {
@@ -312,31 +348,10 @@ impl Inner {
             };
             parked.leave();
             if let Some(offer) = parked.waiter.take() {
-                let take = async {
-                    match offer {
-                        Offer::Promised(shares) => {
-                            self.take(ask, Promised { inner: self.clone(), shares }).await
-                        }
-                        Offer::Asked(asked) => vec![asked.await],
-                    }
-                };
-                let Ok(taken) = tokio::time::timeout_at(until + LATE, take).await else { break };
-                let is_used_up = self.is_used_up(ask, &taken);
-                let mut gathered = Vec::new();
-                let count = match keep(&mut gathered, taken) {
-                    Err(error) if is_passing(&error) => 0,
-                    count => count?,
-                };
-                if count > 0 {
-                    let left = ask.call.max - count.min(ask.call.max);
-                    if left > 0 && ask.request.is_none() {
-                        let more = self.gather(ask, left, Some(stragglers_until())).await;
-                        gathered.extend(more.unwrap_or_default());
-                    }
-                    return Ok(gathered);
-                }
-                if is_used_up {
-                    return Ok(Vec::new());
+                match Box::pin(self.take_offer(ask, offer, until)).await {
+                    Became::Told(taken) => return taken,
+                    Became::Nothing => {}
+                    Became::Late => break,
                 }
             }
             match woken {
@@ -352,6 +367,38 @@ impl Inner {
             }
         }
         self.nothing(&shards)
+    }
+
+    /// Takes what was offered to one in line.
+    async fn take_offer(
+        self: &Arc<Inner>,
+        ask: &Arc<Ask>,
+        offer: Offer,
+        until: tokio::time::Instant,
+    ) -> Became {
+        let take = async {
+            match offer {
+                Offer::Promised(shares) => self.take(ask, Promised { inner: self.clone(), shares }).await,
+                Offer::Asked(asked) => vec![asked.await],
+            }
+        };
+        let Ok(taken) = tokio::time::timeout_at(until + LATE, take).await else { return Became::Late };
+        let is_used_up = self.is_used_up(ask, &taken);
+        let mut gathered = Vec::new();
+        let count = match keep(&mut gathered, taken) {
+            Ok(count) => count,
+            Err(error) if is_passing(&error) => 0,
+            Err(error) => return Became::Told(Err(error)),
+        };
+        if count == 0 {
+            return if is_used_up { Became::Told(Ok(Vec::new())) } else { Became::Nothing };
+        }
+        let left = ask.call.max - count.min(ask.call.max);
+        if left > 0 && ask.request.is_none() {
+            let more = self.gather(ask, left, Some(stragglers_until())).await;
+            gathered.extend(more.unwrap_or_default());
+        }
+        Became::Told(Ok(gathered))
     }
 
     /// The answer to a worker that drains or stops: nothing, but not before its wait is over. It would

@@ -9,7 +9,7 @@ use crate::place;
 impl Node {
     /// The shard of a claim's token; nothing for one that this cluster never made.
     pub fn shard_of_token(&self, token: &str) -> Option<ShardId> {
-        self.inner.mint.open(token).ok().map(|(task, _)| task.shard())
+        self.inner.mint.open(token).map(|(task, _)| task.shard())
     }
 
     /// The shard that a task's keys or its queue ask for; nothing when any will do.

@@ -11,14 +11,12 @@ use bytes::Bytes;
 use model::{Claimed, Position, Rejection, TaskId};
 use openraft::EntryPayload;
 use openraft::storage::ApplyResponder;
-use prost::Message;
 use state_machine::Effects;
 use wire::entry::{Entry as WireEntry, Malformed};
-use wire::history::KeptMessage;
 
 use crate::codec::Codec;
-use crate::hash_points::HASH_EVERY;
 use crate::notice::{Heard, Notice, is_told};
+use crate::records;
 use crate::shared::{Core, Shared};
 use crate::tables;
 use crate::type_config::{EntryBytes, Outcome, RaftEntry, StoredMembership, Types};
@@ -120,9 +118,10 @@ fn apply_batch<M: Codec>(
     let missing = if is_proposed_here { join_envelopes::<M>(core, &mut results) } else { Vec::new() };
     core.applied = Some(*log_id);
     core.bytes_since_cut += batch.bytes;
-    if batch.at.index.is_multiple_of(HASH_EVERY) {
+    if batch.at.index.is_multiple_of(shared.hash_every) {
         let hash = core.machine.hash();
         core.hash_points.push(batch.at.index, hash);
+        shared.teller.hashed(batch.at.index, hash);
     }
     shared.stamper.applied(log_id.committed_leader_id().term, core.machine.stamps());
     let next_due = core.machine.next_due();
@@ -183,9 +182,14 @@ fn fill_in<M: Codec>(
         tracing::error!(group = %shared.group, %error, "cannot read envelopes of claimed tasks");
         vec![None; keys.len()]
     });
-    for (&(n, i, _), row) in missing.iter().zip(rows) {
+    for (&(n, i, task), row) in missing.iter().zip(rows) {
         let claims = results[n].as_mut().ok().and_then(M::claims).expect("this reply had claims before");
-        let kept = row.and_then(|row| KeptMessage::decode(row).ok());
+        let is_there = row.is_some();
+        let kept = row.and_then(records::opened);
+        if is_there && kept.is_none() {
+            // Another member has it whole: this one must not go on giving its tasks out.
+            shared.log.give_up(&records::damaged(shared.group, task).to_string());
+        }
         claims[i].envelope = kept.and_then(|kept| kept.envelope).unwrap_or_default();
     }
     // They come in order: each reply is looked at once.

@@ -230,6 +230,9 @@ fn make_cut<M: Codec>(shared: &Shared<M>) -> Cut {
     // Room for as much as came before is made here: growing under the lock would copy it all.
     let empty = HashMap::with_capacity(shared.lock().keep.changed().min(NEWS_MAX));
     let mut cut = shared.slice(|core| begin(core, empty));
+    if let Some(applied) = cut.checkpointed.applied {
+        shared.teller.hashed(applied.index, cut.hash);
+    }
     loop {
         let mut changes = Vec::with_capacity(SLICE_RECORDS);
         let more = shared.slice(|core| core.machine.cut_some(SLICE_RECORDS, &mut changes));

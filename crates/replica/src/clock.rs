@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use model::{Elapsed, Millis, WallTime};
+use model::{Elapsed, Millis, Mutant, WallTime, mutant};
 use parking_lot::Mutex;
 
 /// A node's clock: the real one, or a simulation's.
@@ -130,9 +130,14 @@ impl Stamper {
         self.told.lock().hear(term, elapsed.0);
     }
 
+    /// What the count goes by.
+    fn process(&self) -> u64 {
+        if mutant::planted(Mutant::LocalClock) { self.clock.wall().millis() } else { self.clock.elapsed().0 }
+    }
+
     /// How far this leader of `term` has counted; 0 before it began.
     pub(crate) fn counted(&self, term: u64) -> Elapsed {
-        let process = self.clock.elapsed().0;
+        let process = self.process();
         let base = self.base.lock();
         if base.term != term {
             return Elapsed(0);
@@ -150,7 +155,7 @@ impl Stamper {
     /// Now, for the leader of `term`. In a new term the count goes on from what the last leader said, or from the
     /// last applied entry: the time without a leader does not count.
     pub(crate) fn now(&self, term: u64) -> Stamps {
-        let process = self.clock.elapsed().0;
+        let process = self.process();
         let applied = self.applied_elapsed.load(Ordering::Relaxed);
         let mut base = self.base.lock();
         if base.term != term {

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::witness::Teller;
+
 /// A hash is taken at every index that this divides.
 pub const HASH_EVERY: u64 = 1_024;
 /// So many are remembered.
@@ -30,6 +32,11 @@ impl HashPoints {
             self.0.pop_front();
         }
         self.0.push_back(HashPoint { index, hash });
+    }
+
+    /// Tells all of them.
+    pub(crate) fn tell(&self, teller: &Teller) {
+        self.0.iter().for_each(|point| teller.hashed(point.index, point.hash));
     }
 
     /// All of them.

@@ -42,6 +42,7 @@ pub mod status;
 mod tables;
 mod transfer;
 mod type_config;
+mod witness;
 
 pub use checkpoint::CHECKPOINT_INTERVAL_DEFAULT;
 pub use clock::{Clock, Moved, SystemClock};
@@ -56,3 +57,4 @@ pub use propose::{Applied, Piece};
 pub use receive::AppendSink;
 pub use replica::{MakeMachine, Replica, ReplicaConfig};
 pub use status::{Role, Status};
+pub use witness::{KeptVote, Who, Witness};

@@ -10,6 +10,7 @@ use std::ops::{Bound, RangeBounds};
 use bytes::Bytes;
 use futures::Stream;
 use futures::stream;
+use model::{Mutant, mutant};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 use prost::Message;
@@ -21,6 +22,7 @@ use crate::type_config::{
     EntryBytes, LogId, Payload, RaftEntry, Types, Vote, log_id, membership_from_message,
     membership_to_message, vote_from_message, vote_to_message,
 };
+use crate::witness::Teller;
 
 /// Entries read at once when a long stretch of the log is applied.
 const READ_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -31,11 +33,12 @@ const SEND_BYTES_MAX: usize = 1024 * 1024;
 #[derive(Clone)]
 pub(crate) struct LogStore {
     log: GroupLog,
+    teller: Teller,
 }
 
 impl LogStore {
-    pub(crate) fn new(log: GroupLog) -> LogStore {
-        LogStore { log }
+    pub(crate) fn new(log: GroupLog, teller: Teller) -> LogStore {
+        LogStore { log, teller }
     }
 }
 
@@ -56,7 +59,14 @@ impl RaftLogStorage<Types> for LogStore {
 
     async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
         let message = vote_to_message(vote);
-        self.synced(|log, done| log.save_vote(message.encode_to_vec().into(), done)).await
+        let bytes = Bytes::from(message.encode_to_vec());
+        if mutant::planted(Mutant::VoteNotSynced) {
+            self.log.save_vote(bytes, Box::new(|_| ()));
+        } else {
+            self.synced(|log, done| log.save_vote(bytes, done)).await?;
+        }
+        self.teller.voted(message.term, message.member, message.committed);
+        Ok(())
     }
 
     async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types>) -> io::Result<()>
@@ -65,6 +75,11 @@ impl RaftLogStorage<Types> for LogStore {
         I::IntoIter: OptionalSend,
     {
         let entries = entries.into_iter().map(|entry| stored(&entry)).collect();
+        if mutant::planted(Mutant::AnsweredBeforeSync) {
+            self.log.append(entries, Box::new(|_| ()));
+            callback.io_completed(Ok(()));
+            return Ok(());
+        }
         self.log.append(entries, Box::new(move |result| callback.io_completed(result)));
         Ok(())
     }
@@ -115,6 +130,7 @@ impl RaftLogReader<Types> for LogStore {
     async fn read_vote(&mut self) -> io::Result<Option<Vote>> {
         let Some(bytes) = self.log.vote() else { return Ok(None) };
         let vote = entry::Vote::decode(bytes).map_err(|error| damaged("vote", error.into()))?;
+        self.teller.voted(vote.term, vote.member, vote.committed);
         Ok(Some(vote_from_message(vote)))
     }
 

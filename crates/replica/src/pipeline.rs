@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt};
-use model::{Elapsed, MemberId};
+use model::{Elapsed, MemberId, Mutant, mutant};
 use openraft::errors::RPCError;
 use openraft::raft::{AppendEntriesRequest, StreamAppendError, StreamAppendResult};
 use prost::Message;
@@ -223,7 +223,10 @@ where
         this.waiting.pop_front();
         this.waiting_bytes -= bytes;
         this.patience.as_mut().reset(Instant::now() + ANSWER_WAIT);
-        let answer = understand(answered);
+        let mut answer = understand(answered);
+        if mutant::planted(Mutant::AnsweredBeforeCommit) && answer.is_err() {
+            answer = Ok(Ok(last));
+        }
         if matches!(answer, Ok(Ok(_))) {
             // It followed this far: should this leader be the next one too, the count goes on from here.
             this.shared.stamper.heard(term, elapsed);

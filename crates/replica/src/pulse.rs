@@ -75,7 +75,12 @@ async fn wait_until_due<M: Codec>(raft: &Raft<M>, shared: &Shared<M>) {
                 },
             },
             // Somebody else's turn, until that changes.
-            None => drop(timeout(SLEEP_MAX.into(), metrics.changed()).await),
+            None => {
+                if let Ok(Err(_)) = timeout(SLEEP_MAX.into(), metrics.changed()).await {
+                    // The engine has stopped, and nothing here leads any more.
+                    std::future::pending::<()>().await;
+                }
+            }
         }
     }
 }

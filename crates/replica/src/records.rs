@@ -2,11 +2,12 @@
 //!
 //! The formats are in `docs/formats/entry.md`.
 
-use model::TaskId;
+use bytes::Bytes;
 use model::limits::HISTORY_MAX;
+use model::{GroupId, Mutant, TaskId, mutant};
 use prost::Message;
 use storage::{Batch, CheckpointStore};
-use wire::entry::CheckpointHead;
+use wire::entry::{CheckpointHead, LogId as LogIdMessage};
 use wire::history::{KeptMessage, LineMessage};
 
 use crate::codec::Codec;
@@ -16,19 +17,32 @@ use crate::shared::Shared;
 use crate::tables;
 use crate::type_config::{log_id_to_message, membership_to_message};
 
+/// The key of the field that holds a record's checksum, the last one: number 2^25 - 1, four bytes. Whoever does not
+/// know it passes it over; a record without one does not end like this.
+const SEAL: [u8; 4] = [0xfd, 0xff, 0xff, 0x7f];
 /// Tasks whose records are read at once, before they are written again.
 const READ_MAX: usize = 1_000;
 
 /// Puts the checkpoint's word on itself.
 pub(crate) fn put_head(checkpointed: &Checkpointed, hash: u128, batch: &mut Batch) {
     let head = CheckpointHead {
-        applied: checkpointed.applied.map(log_id_to_message),
+        applied: checkpointed.applied.map(log_id_to_message).map(off_by_one),
         membership_at: checkpointed.membership.log_id().map(log_id_to_message),
         membership: Some(membership_to_message(checkpointed.membership.membership())),
         hash_high: (hash >> 64) as u64,
         hash_low: hash as u64,
     };
     batch.put(tables::HEAD, tables::HEAD_KEY, &head.encode_to_vec());
+}
+
+/// The same, unless a bug is planted.
+fn off_by_one(mut applied: LogIdMessage) -> LogIdMessage {
+    if mutant::planted(Mutant::CheckpointLow) {
+        applied.index = applied.index.saturating_sub(1);
+    } else if mutant::planted(Mutant::CheckpointHigh) {
+        applied.index += 1;
+    }
+    applied
 }
 
 /// Puts what is kept of tasks.
@@ -47,7 +61,7 @@ pub(crate) fn put_kept(store: &CheckpointStore, writing: &Writing, batch: &mut B
             continue;
         }
         if news.fresh {
-            batch.put(tables::KEPT, &key, &message(news).encode_to_vec());
+            batch.put(tables::KEPT, &key, &sealed(&message(news)));
         } else {
             later.push((key, news));
         }
@@ -57,8 +71,8 @@ pub(crate) fn put_kept(store: &CheckpointStore, writing: &Writing, batch: &mut B
         let rows = store.get_many(tables::LATER, &keys)?;
         for ((key, news), row) in some.iter().zip(rows) {
             // A row that does not decode is replaced: it is history, not state.
-            let stored = row.and_then(|row| KeptMessage::decode(row).ok()).unwrap_or_default();
-            batch.put(tables::LATER, key, &joined(stored, message(news)).encode_to_vec());
+            let stored = row.and_then(opened).unwrap_or_default();
+            batch.put(tables::LATER, key, &sealed(&joined(stored, message(news))));
         }
     }
     Ok(())
@@ -73,7 +87,11 @@ pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Resul
     let mut all = None::<KeptMessage>;
     for table in [tables::KEPT, tables::LATER] {
         if let Some(row) = store.get(table, &key)? {
-            let row = KeptMessage::decode(row).unwrap_or_default();
+            let row = match opened(row) {
+                Some(row) => row,
+                None if table == tables::LATER => KeptMessage::default(),
+                None => return Err(damaged(shared.group, task)),
+            };
             all = Some(joined(all.unwrap_or_default(), row));
         }
     }
@@ -86,6 +104,32 @@ pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Resul
         }
     }
     Ok(all)
+}
+
+/// A record whose bytes are not those that were written.
+pub(crate) fn damaged(group: GroupId, task: TaskId) -> storage::Error {
+    let what = format!("what is kept of task {task} is not what was written");
+    storage::Error::Damaged { path: storage::checkpoint_path(group), offset: 0, what }
+}
+
+/// A record with the checksum of its bytes behind it.
+fn sealed(message: &KeptMessage) -> Vec<u8> {
+    let mut bytes = message.encode_to_vec();
+    let sum = crc32c::crc32c(&bytes);
+    bytes.extend_from_slice(&SEAL);
+    bytes.extend_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// A record, if it is the one that was written. One from before there were checksums is taken as it is.
+pub(crate) fn opened(row: Bytes) -> Option<KeptMessage> {
+    let is_right = match row.split_last_chunk::<4>() {
+        Some((rest, sum)) => rest
+            .strip_suffix(SEAL.as_slice())
+            .is_none_or(|body| crc32c::crc32c(body) == u32::from_le_bytes(*sum)),
+        None => true,
+    };
+    is_right.then(|| KeptMessage::decode(row).ok()).flatten()
 }
 
 /// What came of a task, as a record.
@@ -118,6 +162,22 @@ mod tests {
     use model::{Event, WallTime};
 
     use super::*;
+
+    #[test]
+    fn a_record_with_a_flipped_bit_is_no_record_and_one_without_a_checksum_is() {
+        let message = KeptMessage { envelope: Some(Bytes::from_static(b"envelope")), ..lines(1..4) };
+        let row = sealed(&message);
+        assert_eq!(opened(Bytes::from(row.clone())), Some(message.clone()));
+        assert_eq!(opened(message.encode_to_vec().into()), Some(message.clone()));
+        for at in 0..row.len() {
+            for bit in 0..8 {
+                let mut flipped = row.clone();
+                flipped[at] ^= 1 << bit;
+                let read = opened(Bytes::from(flipped));
+                assert!(read.is_none_or(|read| read == message), "byte {at}, bit {bit}");
+            }
+        }
+    }
 
     fn lines(indexes: std::ops::Range<u64>) -> KeptMessage {
         let line = |index| LineMessage::new(WallTime::from_millis(index), index, &Event::BecameReady);

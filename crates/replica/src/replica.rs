@@ -18,6 +18,7 @@ use crate::clock::{Clock, Stamper};
 use crate::codec::Codec;
 use crate::ending;
 use crate::error::{Error, Result};
+use crate::hash_points::HASH_EVERY;
 use crate::notice::Notices;
 use crate::peers::Peers;
 use crate::propose::{self, Applied, Inbox, Piece, Raft, STOP_WAIT};
@@ -26,6 +27,7 @@ use crate::shared::{Parts, Shared};
 use crate::start;
 use crate::status::{Role, Status};
 use crate::transfer;
+use crate::witness::Witness;
 
 /// How long a call waits for a leader before it says that there is none.
 pub(crate) const LEADER_WAIT: Duration = Duration::from_secs(2);
@@ -51,6 +53,10 @@ pub struct ReplicaConfig {
     pub propose_timeout: Millis,
     /// Log that stays although it is checkpointed, for members that were away for a moment.
     pub keep_log_bytes: u64,
+    /// The state's hash is kept at every index that this divides; the same on all members.
+    pub hash_every: u64,
+    /// Who hears what this member keeps.
+    pub witness: Option<Arc<dyn Witness>>,
 }
 
 impl ReplicaConfig {
@@ -63,6 +69,8 @@ impl ReplicaConfig {
             envelope_cache_bytes: 16 * 1024 * 1024,
             propose_timeout: Millis::secs(10),
             keep_log_bytes: checkpoint::KEEP_LOG_BYTES_DEFAULT,
+            hash_every: HASH_EVERY,
+            witness: None,
         }
     }
 }

@@ -24,6 +24,7 @@ use crate::peers::Peers;
 use crate::replica::{MakeMachine, ReplicaConfig};
 use crate::transfer::{Incoming, Spool};
 use crate::type_config::{LogId, StoredMembership};
+use crate::witness::{Teller, Who};
 
 /// What a checkpoint rests before each slice.
 const SLICE_REST: Duration = Duration::from_micros(50);
@@ -48,6 +49,8 @@ pub(crate) struct Shared<M> {
     pub(crate) member: MemberId,
     pub(crate) envelope_cache_bytes: usize,
     pub(crate) keep_log_bytes: u64,
+    pub(crate) hash_every: u64,
+    pub(crate) teller: Teller,
     /// Makes an empty machine, to install a checkpoint of another member into.
     pub(crate) make: MakeMachine<M>,
     pub(crate) peers: Arc<dyn Peers>,
@@ -106,11 +109,16 @@ impl<M: Machine> Shared<M> {
         let Parts { config, make, log, store, disk, executor, stamper, peers, notices_max } = parts;
         let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
         let reader = Offload::new(&*executor, log.clone());
+        let teller =
+            Teller { who: Who { group: config.group, member: config.member }, witness: config.witness };
+        core.hash_points.tell(&teller);
         Shared {
             group: config.group,
             member: config.member,
             envelope_cache_bytes: config.envelope_cache_bytes,
             keep_log_bytes: config.keep_log_bytes,
+            hash_every: config.hash_every,
+            teller,
             make,
             peers,
             disk,

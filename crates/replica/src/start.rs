@@ -171,7 +171,7 @@ pub(crate) async fn engine<M: Codec>(shared: Arc<Shared<M>>) -> Result<Raft<M>> 
     let group = shared.group;
     let failed = |what: String| Error::Storage { group, what };
     let config = config(group).validate().map_err(|error| failed(error.to_string()))?;
-    let log = LogStore::new(shared.log.clone());
+    let log = LogStore::new(shared.log.clone(), shared.teller.clone());
     let member = shared.member.bits();
     let raft =
         Raft::new(member, Arc::new(config), Ways::new(shared.clone()), log, MachineStore::new(shared)).await;

@@ -19,6 +19,8 @@ pub struct ServerConfig {
     pub connections_max: usize,
     /// How long a connection may take to send the head of its next request.
     pub header_timeout: Duration,
+    /// How long the other side may take nothing of what is written to it.
+    pub write_timeout: Duration,
     /// How long a body may take to come.
     pub body_timeout: Duration,
     /// How long a request may take in all, its wait for tasks included.
@@ -38,6 +40,7 @@ impl Default for ServerConfig {
             insecure: false,
             connections_max: 16_384,
             header_timeout: Duration::from_secs(75),
+            write_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(90),
             request_bytes_max: limits::REQUEST_BYTES_MAX,

@@ -12,6 +12,7 @@ mod grpc;
 mod http;
 mod latency;
 mod listen;
+mod patience;
 mod peer_network;
 mod porch;
 mod problem;

@@ -30,6 +30,7 @@ use crate::app::App;
 use crate::config::ServerConfig;
 use crate::error::Error;
 use crate::latency::Operation;
+use crate::patience::Patient;
 use crate::problem::Refusal;
 
 /// Connections that the system holds until we accept them.
@@ -40,8 +41,13 @@ pub(crate) const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 const STREAMS_MAX: u32 = 1_000;
 /// All headers of one request.
 const HEADERS_BYTES_MAX: u32 = 32 * 1024;
-/// How often a silent HTTP/2 connection is asked whether it is there.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// Streams of one HTTP/2 connection that its other side gave up before we looked at them; with more it is closed.
+const RESETS_WAITING_MAX: usize = 20;
+/// Streams of one HTTP/2 connection that we gave up because they were wrong; with more it is closed.
+const RESETS_BY_US_MAX: usize = 1_024;
+/// When a silent HTTP/2 connection is asked whether it is there, and how long it may take to answer.
+const PING_INTERVAL: Duration = Duration::from_secs(25);
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
 /// What one HTTP/2 stream, and one connection, may send before we have read it.
 const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
@@ -134,7 +140,12 @@ impl Face {
         let _ = stream.set_nodelay(true);
         let (app, faces, builder) = (self.app.clone(), self.faces.clone(), self.builder.clone());
         let (watcher, killed) = (self.graceful.watcher(), self.killed.clone());
+        let stream = Patient::new(stream, &self.app.config);
+        // Boxed: as long as the connection lasts there would be room for what it was made of, beside it.
+        let parts = Box::new((stream, app, faces, builder, watcher, killed, place));
         tokio::spawn(async move {
+            // Moved first, so that the box is freed here and not at the end.
+            let (stream, app, faces, builder, watcher, killed, _place) = *std::convert::identity(parts);
             // Boxed: a stream that lasts would keep room for how its first answer came about.
             let service = service_fn(move |request| Box::pin(answer(app.clone(), faces.clone(), request)));
             tokio::select! {
@@ -146,23 +157,30 @@ impl Face {
                 }
                 () = killed.cancelled() => {}
             }
-            drop(place);
         });
     }
 }
 
 fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(config.header_timeout);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(config.header_timeout)
+        // A head that does not end is kept up to this; hyper's own limit is twelve times as much.
+        .max_buf_size(HEADERS_BYTES_MAX as usize);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
         .max_concurrent_streams(STREAMS_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES_MAX)
-        .max_header_list_size(HEADERS_BYTES_MAX);
+        .max_header_list_size(HEADERS_BYTES_MAX)
+        .max_pending_accept_reset_streams(RESETS_WAITING_MAX)
+        .max_local_error_reset_streams(RESETS_BY_US_MAX);
     builder
 }
 

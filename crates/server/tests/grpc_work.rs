@@ -244,7 +244,8 @@ async fn a_broken_stream_frees_its_claims_because_it_closed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_that_were_never_sent_are_given_back_without_an_attempt() {
-    const TASKS: u64 = 120;
+    // All of them fit into what may wait for one worker.
+    const TASKS: u64 = 60;
     let harness = start().await;
     let payload = "x".repeat(100 * 1024);
     for _ in 0..TASKS {
@@ -516,11 +517,21 @@ async fn a_second_process_of_one_name_is_refused_while_the_first_is_there() {
     first.beat(&[&task], None).await;
     let FromServer::Beat(answer) = first.next().await.unwrap().unwrap() else { panic!("no answer") };
     assert_eq!(answer.lost.len(), 0, "the first one lost nothing");
+    let container = |instance| grpc::Hello { instance: Some(instance), ..process("a", 1) };
     // The same process that lost its session, or its memory of it.
-    let second = open(&mut harness.grpc().await, process("a", 1)).await.unwrap();
+    let second = open(&mut harness.grpc().await, container(7)).await.unwrap();
     assert!(!second.welcome.resumed);
     assert_eq!(code_of(&first.end().await), "unknown_worker");
-    drop(second);
+    // Containers: the same host, the same process, another worker.
+    let refused = open(&mut harness.grpc().await, container(8)).await.err().unwrap();
+    assert_eq!(code_of(&refused), "not_unique");
+    // The same worker comes back, with its session and without.
+    let session = second.welcome.session.clone();
+    let resumed = open(&mut harness.grpc().await, grpc::Hello { session, ..container(7) }).await.unwrap();
+    assert!(resumed.welcome.resumed);
+    let anew = open(&mut harness.grpc().await, container(7)).await.unwrap();
+    assert!(!anew.welcome.resumed);
+    drop((second, resumed, anew));
     let deadline = Instant::now() + Duration::from_secs(30);
     while open(&mut harness.grpc().await, process("b", 1)).await.is_err() {
         assert!(Instant::now() < deadline, "its name is never free again");
@@ -688,6 +699,65 @@ async fn what_waits_for_a_worker_has_a_bound_in_bytes() {
     let mut got = 0;
     while got < TASKS {
         got += worker.tasks(1).await.len();
+    }
+    harness.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queues_are_shared_by_their_weights() {
+    let harness = start().await;
+    for queue in ["mail", "reports"] {
+        let tasks = vec![r#"{"kind":"k"}"#; 400].join(",");
+        let path = format!("/v1/queues/{queue}/tasks");
+        harness.post(&path, format!(r#"{{"tasks":[{tasks}]}}"#)).await.expect(200);
+    }
+    let choice = |name: &str, weight| grpc::QueueChoice { name: name.to_owned(), weight: Some(weight) };
+    let queues = vec![choice("mail", 3), choice("reports", 1)];
+    let mut worker = open(&mut harness.grpc().await, grpc::Hello { queues, ..hello("w") }).await.unwrap();
+    let mut mails = 0;
+    for _ in 0..400 {
+        worker.credit(1).await;
+        mails += u32::from(worker.tasks(1).await[0].queue == "mail");
+    }
+    // 300 on average, and by chance almost never further away than this; 200 without weights, 400 one after the other.
+    assert!((250..=350).contains(&mails), "{mails} of 400");
+    harness.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_that_are_larger_than_those_before_do_not_pile_up_for_one_worker() {
+    const LARGE: u64 = 40;
+    let harness = start().await;
+    let mut worker = Worker::begin(&harness, "w").await;
+    for seq in 0..20 {
+        fill(&harness, 10).await;
+        worker.credit(10).await;
+        let tasks = worker.tasks(10).await;
+        worker.outcomes(tasks.iter().map(|task| say(seq, task, ack())).collect()).await;
+        worker.results(10).await;
+    }
+    let payload = "x".repeat(1_000_000);
+    for _ in 0..LARGE {
+        let task = format!(r#"{{"kind":"k","payload":"{payload}"}}"#);
+        harness.post("/v1/queues/mail/tasks", task).await.expect(201);
+    }
+    // Nobody reads what is sent, so most of them stay in the queue.
+    worker.credit(LARGE as u32).await;
+    let (deadline, mut looks_in_row) = (Instant::now() + Duration::from_secs(30), 0);
+    while looks_in_row < 25 {
+        assert!(Instant::now() < deadline, "{} wait for one worker", depth(&harness, "claimed").await);
+        worker.beat(&[], Some(200)).await;
+        let is_so = depth(&harness, "claimed").await >= 8 && depth(&harness, "ready").await >= LARGE / 2;
+        looks_in_row = if is_so { looks_in_row + 1 } else { 0 };
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Now it reads, and gets all of them.
+    let mut got: Vec<grpc::Claim> = Vec::new();
+    while got.len() < LARGE as usize {
+        if let FromServer::Tasks(pushed) = worker.next().await.unwrap().unwrap() {
+            got.extend(pushed.claims);
+            worker.beat(&got.iter().collect::<Vec<_>>(), Some(200 + got.len() as u64)).await;
+        }
     }
     harness.stop().await;
 }

@@ -89,6 +89,28 @@ async fn a_head_that_does_not_come_closes_the_connection() {
 }
 
 #[tokio::test]
+async fn a_connection_that_does_not_say_what_it_speaks_is_closed() {
+    let harness = start_with(|_| {}, |server| server.header_timeout = Duration::from_millis(200)).await;
+    for words in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
+        assert_eq!(raw(&harness, words).await, "", "after {words:?}");
+    }
+    harness.stop().await;
+}
+
+#[tokio::test]
+async fn a_head_over_its_limit_is_refused_before_it_ends() {
+    let harness = start().await;
+    let head = format!("GET /livez HTTP/1.1\r\nhost: x\r\nlarge: {}", "v".repeat(40 * 1024));
+    let reply = raw(&harness, head.as_bytes()).await;
+    // What we had still to say may take the answer away with it.
+    assert!(reply.starts_with("HTTP/1.1 431") || reply.is_empty(), "{reply}");
+    let head = format!("GET /livez HTTP/1.1\r\nhost: x\r\nlarge: {}\r\n\r\n", "v".repeat(30 * 1024));
+    let reply = raw(&harness, head.as_bytes()).await;
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    harness.stop().await;
+}
+
+#[tokio::test]
 async fn a_connection_too_many_is_told_so() {
     let harness = start_with(|_| {}, |server| server.connections_max = 1).await;
     let mut first = TcpStream::connect(harness.addr).await.unwrap();

@@ -4,6 +4,7 @@
 //! for a short job per batch if there are none (`writer.rs`).
 
 use std::thread;
+use std::time::Duration;
 
 /// Blocking work, to be run once.
 pub type Work = Box<dyn FnOnce() + Send>;
@@ -16,6 +17,11 @@ pub trait Executor: Send + Sync + 'static {
     /// Whether work may wait for other work. If not, every job must be short and must never block on
     /// another one.
     fn has_threads(&self) -> bool;
+
+    /// Runs `work` after a while. Asked only of an executor without threads: a thread waits by itself.
+    /// One that has no time either, as by default, never runs it; the work must be such that nothing waits
+    /// for it.
+    fn spawn_after(&self, _name: &str, _delay: Duration, _work: Work) {}
 }
 
 /// A thread for each piece of work.

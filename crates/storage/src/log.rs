@@ -29,7 +29,7 @@ use crate::reserve::Reserve;
 use crate::segment::{DATA_START, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, free_path};
 use crate::stats::{Counters, LogStats};
 use crate::table::{SegmentFacts, Table};
-use crate::writer::{Start, State, Writer};
+use crate::writer::{IDLE, Start, State, Writer};
 
 /// What ends the process when its disk can no longer be trusted.
 pub type OnFatal = Arc<dyn Fn(&Error) + Send + Sync>;
@@ -218,10 +218,17 @@ impl Log {
 }
 
 impl Handle {
-    /// Asks for a job that writes what is queued.
+    /// Asks for a job that writes what is queued, and for one that proves it if silence follows.
     pub(crate) fn spawn_job(&self) {
-        let writer = self.writer.clone();
-        self.executor.spawn("log-writer", Box::new(move || writer.lock().run_once()));
+        let (writer, executor) = (self.writer.clone(), self.executor.clone());
+        let job = move || {
+            let unproven = writer.lock().run_once();
+            if let Some(end) = unproven {
+                let proof = Box::new(move || writer.lock().prove_if_silent(end));
+                executor.spawn_after("log-proof", IDLE, proof);
+            }
+        };
+        self.executor.spawn("log-writer", Box::new(job));
     }
 
     fn close(&self) {

@@ -44,6 +44,8 @@ struct Inner {
 struct Faults {
     /// Syncs that will succeed before one fails.
     syncs_left: Option<u64>,
+    /// Reads that will succeed before one fails.
+    reads_left: Option<u64>,
     /// Writes and syncs that will succeed before the power goes.
     changes_left: Option<u64>,
     power_is_off: bool,
@@ -92,6 +94,11 @@ impl MemDisk {
         self.inner.lock().faults.syncs_left = Some(n);
     }
 
+    /// The `n`th read of a file's bytes from now on fails; those after it succeed. 0 is the next one.
+    pub fn fail_read(&self, n: u64) {
+        self.inner.lock().faults.reads_left = Some(n);
+    }
+
     /// The power goes after `n` more writes and syncs: everything fails from then on until
     /// [`crash`](MemDisk::crash).
     pub fn cut_power_after(&self, n: u64) {
@@ -121,6 +128,16 @@ impl MemDisk {
     /// Sets a byte of a file behind everybody's back. Nothing happens if there is no such byte.
     pub fn poke(&self, path: &Path, offset: u64, byte: u8) {
         self.inner.lock().change_raw(path, offset, |_| byte);
+    }
+
+    /// Cuts a file off at `len` behind everybody's back, as a file system that forgot its last size does.
+    /// Nothing happens if there is no such file or it is not longer.
+    pub fn truncate(&self, path: &Path, len: u64) {
+        let mut inner = self.inner.lock();
+        let file = inner.names.get(path).copied();
+        if let Some(content) = file.and_then(|file| inner.files.get_mut(&file)) {
+            content.truncate_raw(len);
+        }
     }
 
     /// A file's bytes as a reader sees them.
@@ -359,6 +376,13 @@ impl MemFile {
 
 impl DiskFile for MemFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut inner = self.inner()?;
+        let left = inner.faults.reads_left;
+        inner.faults.reads_left = left.and_then(|left| left.checked_sub(1));
+        if left == Some(0) {
+            return Err(io::Error::other("input/output error"));
+        }
+        drop(inner);
         self.content(|content| content.read(buffer, offset))
     }
 
@@ -474,6 +498,46 @@ mod tests {
         file.sync_data().unwrap();
         disk.crash(1);
         assert!(disk.read(Path::new("a")).unwrap().iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn one_read_fails_and_the_next_one_sees_the_bytes() {
+        let disk = MemDisk::new();
+        let file = disk.open(Path::new("a"), Open::Create).unwrap();
+        file.write_at(b"xy", 0).unwrap();
+        disk.fail_read(1);
+        let mut buffer = [0];
+        file.read_at(&mut buffer, 0).unwrap();
+        assert!(file.read_at(&mut buffer, 1).is_err());
+        file.read_at(&mut buffer, 1).unwrap();
+        assert_eq!(&buffer, b"y");
+        disk.fail_read(0);
+        disk.crash(1);
+        assert!(disk.read(Path::new("a")).is_ok(), "a crash ends what was armed");
+    }
+
+    #[test]
+    fn a_file_cut_at_rest_has_lost_its_end_for_good_and_can_grow_again() {
+        for synced in [false, true] {
+            let disk = MemDisk::new();
+            let path = Path::new("a");
+            let file = disk.open(path, Open::Create).unwrap();
+            disk.sync_dir(Path::new("")).unwrap();
+            file.write_at(&[1; 10_000], 0).unwrap();
+            if synced {
+                file.sync_data().unwrap();
+            }
+            disk.truncate(path, 20_000);
+            assert_eq!(file.len().unwrap(), 10_000, "it is not longer than that");
+            disk.truncate(path, 5_000);
+            assert_eq!(disk.read(path).unwrap(), [1; 5_000]);
+            file.sync_data().unwrap();
+            disk.crash(1);
+            assert_eq!(disk.read(path).unwrap(), [1; 5_000]);
+            let file = disk.open(path, Open::ReadWrite).unwrap();
+            file.set_len(6_000).unwrap();
+            assert_eq!(disk.read(path).unwrap()[5_000..], [0; 1_000], "nothing of the old end is left");
+        }
     }
 
     #[test]

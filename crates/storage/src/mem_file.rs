@@ -79,10 +79,7 @@ impl Content {
 
     pub(crate) fn set_len(&mut self, len: u64) {
         if len < self.len {
-            self.pages.retain(|page, _| page * PAGE_BYTES < len);
-            if let Some(last) = self.pages.get_mut(&(len / PAGE_BYTES)) {
-                Arc::make_mut(last)[(len % PAGE_BYTES) as usize..].fill(0);
-            }
+            cut(&mut self.pages, len);
             self.dirty.extend(len / SECTOR_BYTES..self.len.div_ceil(SECTOR_BYTES));
             self.promised_bytes = self.promised_bytes.min(len.next_multiple_of(PAGE_BYTES));
         }
@@ -146,6 +143,19 @@ impl Content {
         }
     }
 
+    /// Loses the end, synced or not, behind everybody's back.
+    pub(crate) fn truncate_raw(&mut self, len: u64) {
+        if len >= self.len {
+            return;
+        }
+        cut(&mut self.pages, len);
+        cut(&mut self.synced_pages, len);
+        self.dirty.retain(|sector| sector * SECTOR_BYTES < len);
+        self.promised_bytes = self.promised_bytes.min(len.next_multiple_of(PAGE_BYTES));
+        self.len = len;
+        self.synced_len = self.synced_len.min(len);
+    }
+
     /// Changes a byte, synced or not, behind everybody's back.
     pub(crate) fn change_raw(&mut self, offset: u64, change: impl Fn(u8) -> u8) {
         if offset >= self.len {
@@ -156,6 +166,13 @@ impl Content {
             let bytes = Arc::make_mut(pages.entry(page).or_insert_with(|| Arc::new([0; PAGE])));
             bytes[at] = change(bytes[at]);
         }
+    }
+}
+
+fn cut(pages: &mut Pages, len: u64) {
+    pages.retain(|page, _| page * PAGE_BYTES < len);
+    if let Some(last) = pages.get_mut(&(len / PAGE_BYTES)) {
+        Arc::make_mut(last)[(len % PAGE_BYTES) as usize..].fill(0);
     }
 }
 

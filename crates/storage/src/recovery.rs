@@ -152,6 +152,10 @@ fn read_segment(
         replayed.clean = found.header.kind == Kind::Close;
         if found.header.kind == Kind::Seal {
             let next = found.header.id.index;
+            if next <= segment.epoch {
+                let what = format!("it says that segment {next} comes next, which came before it");
+                return Err(Error::Damaged { path: segment.path.clone(), offset: found.offset, what });
+            }
             replayed.end = scanner.offset();
             return Ok(Some(next));
         }
@@ -180,6 +184,10 @@ fn apply(
     let (group, id) = (header.group, header.id);
     if matches!(header.kind, Kind::Seal | Kind::Mark | Kind::Close) {
         return Ok(());
+    }
+    if id.index == u64::MAX {
+        let what = format!("group {group}: an index that no entry can have");
+        return Err(Error::Damaged { path: segment.path.clone(), offset: found.offset, what });
     }
     let index = replayed.groups.entry(group).or_insert_with(|| GroupIndex::new(group));
     match header.kind {

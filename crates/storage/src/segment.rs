@@ -22,6 +22,9 @@ pub(crate) const SEGMENT_BYTES_MIN: u64 = 16 * 1024;
 /// Largest segment: offsets are 32 bits.
 pub(crate) const SEGMENT_BYTES_MAX: u64 = 2 * 1024 * 1024 * 1024;
 
+/// Largest epoch: places are 32 bits. With segments of the default size that is 256 PiB written.
+const EPOCH_MAX: u64 = u32::MAX as u64 - 1;
+
 const MAGIC: [u8; 8] = *b"WLseg\r\n\x1a";
 const HEADER_BYTES: usize = 32;
 const CRC_SEED: u32 = 0x574c_5347;
@@ -55,7 +58,7 @@ pub(crate) fn free_path(dir: &Path, epoch: u64) -> PathBuf {
 
 /// What a file is; `None` if it is not ours.
 pub(crate) fn role(path: &Path) -> Option<Role> {
-    let epoch = path.file_stem()?.to_str()?.parse().ok()?;
+    let epoch = path.file_stem()?.to_str()?.parse().ok().filter(|epoch| *epoch <= EPOCH_MAX)?;
     match path.extension()?.to_str()? {
         "seg" => Some(Role::Live { epoch }),
         "free" => Some(Role::Free { epoch }),
@@ -88,6 +91,9 @@ impl Segment {
         let (found, bytes) = (le_u64(&header[12..]), le_u64(&header[20..]));
         if found != epoch {
             return Err(damaged(&format!("its header says epoch {found}, its name {epoch}")));
+        }
+        if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes) {
+            return Err(damaged(&format!("its header says {bytes} bytes, which no segment has")));
         }
         if length < bytes {
             return Err(damaged(&format!("the file has {length} bytes, its header says {bytes}")));
@@ -205,12 +211,33 @@ mod tests {
     }
 
     #[test]
+    fn a_length_that_no_segment_has_is_refused() {
+        let disk = MemDisk::new();
+        let dir = Path::new("log");
+        disk.create_dir_all(dir).unwrap();
+        let segment = Segment::prepare(&disk, dir, None, 1, BYTES).unwrap();
+        for bytes in [0, DATA_START, SEGMENT_BYTES_MIN - 1, SEGMENT_BYTES_MAX + 1, u64::MAX] {
+            let mut header = [0; HEADER_BYTES];
+            segment.file.read_at(&mut header, 0).unwrap();
+            header[20..28].copy_from_slice(&bytes.to_le_bytes());
+            let crc = crc32c::crc32c_append(CRC_SEED, &header[..28]);
+            header[28..].copy_from_slice(&crc.to_le_bytes());
+            segment.file.write_at(&header, 0).unwrap();
+            let Err(error) = Segment::open(&disk, &segment.path, 1, Open::Read) else {
+                panic!("{bytes} opened")
+            };
+            assert!(error.to_string().contains("which no segment has"), "{error}");
+        }
+    }
+
+    #[test]
     fn names_say_what_a_file_is() {
         let dir = Path::new("log");
         assert_eq!(role(&live_path(dir, 12)), Some(Role::Live { epoch: 12 }));
         assert_eq!(role(&free_path(dir, 12)), Some(Role::Free { epoch: 12 }));
         assert_eq!(role(Path::new("log/0000000000000001.new")), Some(Role::New));
-        for foreign in ["log/notes.txt", "log/x.seg", "log/1.seg.bak", "log/.seg"] {
+        let beyond = format!("log/{}.seg", u64::MAX);
+        for foreign in ["log/notes.txt", "log/x.seg", "log/1.seg.bak", "log/.seg", &beyond] {
             assert_eq!(role(Path::new(foreign)), None, "{foreign}");
         }
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use model::GroupId;
+use model::{GroupId, Mutant, mutant};
 
 use crate::error::{Error, Result};
 use crate::group_index::Place;
@@ -33,7 +33,7 @@ const BATCH_BYTES: u64 = 16 * 1024 * 1024;
 /// A page of the file system: what is written ends on one, so that none must be read first.
 const PAGE_BYTES: u64 = 4096;
 /// A log that is silent for this long says so, which proves its last write.
-const IDLE: Duration = Duration::from_millis(20);
+pub(crate) const IDLE: Duration = Duration::from_millis(20);
 /// How often a writer without room looks again.
 const ROOM_RETRY: Duration = Duration::from_millis(50);
 
@@ -78,6 +78,13 @@ pub(crate) struct Start {
     pub(crate) position: u64,
     pub(crate) must_roll: bool,
     pub(crate) states: BTreeMap<GroupId, State>,
+}
+
+/// Where a write ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct End {
+    epoch: u64,
+    position: u64,
 }
 
 #[derive(PartialEq, Eq)]
@@ -131,8 +138,8 @@ impl Writer {
         std::mem::forget(guard);
     }
 
-    /// The writer's job, where there are no threads.
-    pub(crate) fn run_once(&mut self) {
+    /// The writer's job, where there are no threads. Where the last write ends, if nothing proves it yet.
+    pub(crate) fn run_once(&mut self) -> Option<End> {
         while self.shared.queue.fatal().is_none() {
             if self.taken.is_empty() {
                 self.shared.queue.take(&mut self.taken);
@@ -140,11 +147,30 @@ impl Writer {
             match self.batch() {
                 Ok(Progress::Done) if !self.taken.is_empty() => {}
                 Ok(Progress::Done) if self.shared.queue.unschedule() => {}
-                Ok(Progress::Done) => return,
-                Ok(Progress::Stalled) => return self.shared.queue.unschedule_stalled(),
-                Err(error) => return self.fail(error),
+                Ok(Progress::Done) => break,
+                Ok(Progress::Stalled) => {
+                    self.shared.queue.unschedule_stalled();
+                    break;
+                }
+                Err(error) => self.fail(error),
             }
         }
+        self.unproven.then(|| self.end())
+    }
+
+    /// Proves the last write, unless there was another one since it ended at `end`.
+    pub(crate) fn prove_if_silent(&mut self, end: End) {
+        if self.unproven
+            && self.end() == end
+            && self.shared.queue.fatal().is_none()
+            && let Err(error) = self.prove()
+        {
+            self.fail(error);
+        }
+    }
+
+    fn end(&self) -> End {
+        End { epoch: self.segment.epoch, position: self.position }
     }
 
     /// Writes what is taken, as far as there is room, and completes it.
@@ -266,7 +292,9 @@ impl Writer {
         self.synced = DATA_START;
         self.must_roll = false;
         for (group, state) in self.states.clone() {
-            if let Some(vote) = state.vote {
+            if let Some(vote) = state.vote
+                && !mutant::planted(Mutant::VotesLeftBehind)
+            {
                 self.encode(Kind::Vote, group, NO_ID, &vote)?;
             }
             if let Some(purged) = state.purged {
@@ -310,7 +338,11 @@ impl Writer {
 
     fn sync(&mut self) -> Result<()> {
         let start = Instant::now();
-        let synced = self.segment.file.sync_data();
+        let file = &self.segment.file;
+        let mut synced = if mutant::planted(Mutant::SyncSkipped) { Ok(()) } else { file.sync_data() };
+        if mutant::planted(Mutant::SyncRetried) && synced.is_err() {
+            synced = file.sync_data();
+        }
         synced.map_err(|source| fatal(Error::io("sync", &self.segment.path, source)))?;
         self.shared.counters.synced(start.elapsed());
         self.synced = self.position;
@@ -367,6 +399,7 @@ impl Writer {
         for queued in self.taken.drain(..).chain(rest) {
             (queued.done)(Err(Error::Full { path: self.segment.path.clone() }.into()));
         }
+        self.unproven = false;
         let mut closed = Ok(());
         if self.fits(0) && !self.must_roll {
             closed = self

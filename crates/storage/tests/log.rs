@@ -235,6 +235,72 @@ fn damage_below_a_proven_sync_is_refused_with_what_to_do() {
 }
 
 #[test]
+fn without_threads_too_silence_proves_the_last_write() {
+    for silent in [false, true] {
+        let disk = MemDisk::new();
+        let executor = ManualExecutor::default();
+        let opened = Log::open(Arc::new(disk.clone()), Path::new(DIR), options(), Arc::new(executor.clone()));
+        let (log, _) = opened.unwrap();
+        let one = group(&log, 1);
+        for index in 0..2 {
+            one.append(vec![entry(index, 100)], Box::new(|outcome| outcome.unwrap()));
+            executor.run();
+        }
+        let written = log.stats().records;
+        if silent {
+            executor.pass_time();
+            assert_eq!(log.stats().records, written + 1, "of two writes only the last is the end");
+            executor.pass_time();
+            assert_eq!(log.stats().records, written + 1, "once is enough");
+        }
+        drop((log, one));
+        // Records of 160 bytes: this is the payload of the second.
+        disk.flip(&segment(1), 4096 + 160 + 60, 0);
+        match try_open(&disk) {
+            Ok((_, recovered)) => assert!(!silent && recovered.torn.is_some(), "{recovered:?}"),
+            Err(error) => assert!(silent && matches!(error, Error::Damaged { .. }), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_closed_log_proves_nothing_more() {
+    let disk = MemDisk::new();
+    let executor = ManualExecutor::default();
+    let opened = Log::open(Arc::new(disk.clone()), Path::new(DIR), options(), Arc::new(executor.clone()));
+    let (log, _) = opened.unwrap();
+    group(&log, 1).append(vec![entry(0, 100)], Box::new(|outcome| outcome.unwrap()));
+    executor.run();
+    log.close().unwrap();
+    let written = log.stats().records;
+    executor.pass_time();
+    assert_eq!(log.stats().records, written);
+}
+
+#[test]
+fn a_read_error_is_an_error_of_that_read_alone() {
+    let disk = MemDisk::new();
+    let log = open(&disk);
+    let one = group(&log, 1);
+    append(&one, entries(0..50, 1000));
+    disk.fail_read(0);
+    assert!(matches!(one.read(0..10), Err(Error::Io { .. })), "what left the cache is read from the disk");
+    assert_eq!(one.read(0..50).unwrap(), entries(0..50, 1000));
+    assert!(log.fatal().is_none());
+}
+
+#[test]
+fn a_segment_cut_at_rest_is_refused() {
+    let disk = MemDisk::new();
+    let log = open(&disk);
+    append(&group(&log, 1), entries(0..10, 100));
+    log.close().unwrap();
+    disk.truncate(&segment(1), SEGMENT_BYTES - 1);
+    let error = try_open(&disk).err().unwrap();
+    assert!(error.to_string().contains("its header says"), "{error}");
+}
+
+#[test]
 fn damage_in_an_old_segment_or_a_missing_one_is_refused() {
     let disk = MemDisk::new();
     let log = open(&disk);

@@ -47,6 +47,8 @@ pub struct Facts {
     pub host: Option<String>,
     /// Its process.
     pub pid: Option<u32>,
+    /// A random number of its own.
+    pub instance: Option<u64>,
     /// How many tasks it runs at once.
     pub slots: u32,
     /// Which queues it claims from.
@@ -86,8 +88,10 @@ pub struct SessionNews {
     pub session: SessionId,
     /// Whose.
     pub worker: WorkerName,
-    /// How old its last beat is, wherever that was heard.
+    /// How long ago it was heard or spoken for, wherever.
     pub age: Millis,
+    /// How old its last beat is, wherever that was heard; never less than `age`.
+    pub spoken_age: Millis,
     /// Which edition of the facts the teller has; 0 when it knows no more than the name.
     pub facts_edition: Edition,
     /// What the worker said of itself. Left out where the other side should know.
@@ -163,6 +167,8 @@ struct FactsMessage {
     version: Option<String>,
     #[prost(uint64, tag = "7")]
     beat_ms: u64,
+    #[prost(fixed64, optional, tag = "8")]
+    instance: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -203,6 +209,9 @@ struct SessionMessage {
     closed: Option<ClosedMessage>,
     #[prost(message, optional, tag = "9")]
     over: Option<OverMessage>,
+    /// How much older than `age_ms` its last beat is; 0 by those that do not tell the two apart.
+    #[prost(uint64, tag = "10")]
+    spoken_before_ms: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -349,6 +358,7 @@ impl From<&SessionNews> for SessionMessage {
                 age_ms: over.age.0,
                 freed: over.freed,
             }),
+            spoken_before_ms: news.spoken_age.0.saturating_sub(news.age.0),
         }
     }
 }
@@ -366,6 +376,7 @@ impl TryFrom<SessionMessage> for SessionNews {
             session: SessionId(message.session.ok_or(Malformed::Missing("session"))?.into()),
             worker: worker_name(&message.worker)?,
             age: Millis(message.age_ms),
+            spoken_age: Millis(message.age_ms.saturating_add(message.spoken_before_ms)),
             facts_edition: edition(message.facts_edition),
             facts: message.facts.map(Facts::try_from).transpose()?,
             wish: match message.wish {
@@ -389,6 +400,7 @@ impl From<&Facts> for FactsMessage {
         FactsMessage {
             host: facts.host.clone(),
             pid: facts.pid,
+            instance: facts.instance,
             slots: facts.slots,
             queues: facts
                 .queues
@@ -412,6 +424,7 @@ impl TryFrom<FactsMessage> for Facts {
         Ok(Facts {
             host: message.host,
             pid: message.pid,
+            instance: message.instance,
             slots: message.slots,
             queues: message.queues.iter().map(|queue| queue_name(queue)).collect::<Result<_, _>>()?,
             labels: message.labels.into_iter().map(|label| (label.name, label.value)).collect(),
@@ -430,10 +443,12 @@ mod tests {
             session: SessionId(u128::MAX - 5),
             worker: WorkerName::new("host-1:4711").unwrap(),
             age: Millis(420),
+            spoken_age: Millis(20_420),
             facts_edition: Edition { number: 2, node: 3 },
             facts: Some(Facts {
                 host: Some("host-1".to_owned()),
                 pid: Some(4711),
+                instance: Some(u64::MAX),
                 slots: 8,
                 queues: vec![QueueName::new("mail").unwrap()],
                 labels: vec![("zone".to_owned(), "b".to_owned())],
@@ -452,6 +467,7 @@ mod tests {
             session: SessionId(1),
             worker: WorkerName::new("w").unwrap(),
             age: Millis(0),
+            spoken_age: Millis(0),
             facts_edition: Edition::default(),
             facts: None,
             wish: Wish::Run,

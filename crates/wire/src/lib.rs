@@ -19,3 +19,5 @@ mod rejection;
 pub mod reply;
 pub mod settings;
 pub mod status;
+#[cfg(feature = "token")]
+pub mod token;

@@ -81,6 +81,8 @@ pub enum StandingKind {
     Prepared,
     /// It is part of a cluster.
     Member,
+    /// It has data that it has not opened yet, and cannot say.
+    Unopened,
 }
 
 /// A node with an empty disk asks to be taken in.
@@ -276,6 +278,7 @@ impl ProbeAnswer {
                 StandingKind::Empty => 0,
                 StandingKind::Prepared => 1,
                 StandingKind::Member => 2,
+                StandingKind::Unopened => 3,
             },
             cluster_id: Some(self.cluster_id.into()),
             listed: self.listed.iter().map(|node| node.0).collect(),
@@ -292,6 +295,7 @@ impl ProbeAnswer {
                 0 => StandingKind::Empty,
                 1 => StandingKind::Prepared,
                 2 => StandingKind::Member,
+                3 => StandingKind::Unopened,
                 _ => return Err(Malformed::Value("what a node knows")),
             },
             cluster_id: message.cluster_id.map_or(0, u128::from),
@@ -390,7 +394,9 @@ mod tests {
             let probe = Probe { member, is_promising };
             assert_eq!(Probe::decode(probe.encode()), Ok(probe));
         }
-        for kind in [StandingKind::Empty, StandingKind::Prepared, StandingKind::Member] {
+        let kinds =
+            [StandingKind::Empty, StandingKind::Prepared, StandingKind::Member, StandingKind::Unopened];
+        for kind in kinds {
             let answer = ProbeAnswer {
                 kind,
                 cluster_id: u128::MAX,

@@ -35,13 +35,19 @@ use std::time::Duration;
 use node::{Node, NodeConfig, RealDisk, ThreadExecutor};
 use server::{Server, ServerConfig};
 use tempfile::TempDir;
-use windlass::Client;
+use tokio::time::{Instant, sleep};
+use windlass::proto::TaskInfo;
+use windlass::{Client, TaskId, TaskState};
 
 pub use clock::MovableClock;
 pub use windlass::{Inline, InlineRun};
 
 /// Room that the log keeps back: a test needs little.
 const DISK_RESERVE_BYTES: u64 = 1024 * 1024;
+
+/// How long a task may take to become what a test waits for, and between two looks.
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Why a test's server does not run.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +61,19 @@ pub enum Error {
     /// The server does not start.
     #[error("the server: {0}")]
     Server(#[from] server::Error),
+    /// It does not answer as expected.
+    #[error("{0}")]
+    Client(#[from] windlass::Error),
+    /// A task did not become what was waited for.
+    #[error("task {id} is {state} and not {wanted} within {} s", PATIENCE.as_secs())]
+    Late {
+        /// Which.
+        id: TaskId,
+        /// What it is.
+        state: String,
+        /// What it was to be.
+        wanted: TaskState,
+    },
 }
 
 /// A whole server in this process. Its data goes when it is dropped.
@@ -102,6 +121,38 @@ impl TestServer {
     /// whose deadline has passed by it is freed, too.
     pub fn advance(&self, by: Duration) {
         self.clock.advance(by);
+    }
+
+    /// Waits until a task is in a state, 30 s at most; what it is then.
+    ///
+    /// ```
+    /// # use serde::{Deserialize, Serialize};
+    /// # use windlass::{hours, Task, TaskState};
+    /// # use windlass_testing::TestServer;
+    /// # #[derive(Serialize, Deserialize)] struct Remind { whom: String }
+    /// # impl Task for Remind { const KIND: &'static str = "remind"; const QUEUE: &'static str = "mail"; type Output = (); }
+    /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = TestServer::start().await?;
+    /// # let client = server.client().await?;
+    /// let handle = client.enqueue(Remind { whom: "Ada".into() }).delay(hours(3)).await?;
+    /// assert_eq!(server.wait_until(handle.id(), TaskState::Delayed).await?.attempt, 0);
+    /// server.advance(hours(3));
+    /// server.wait_until(handle.id(), TaskState::Ready).await?;
+    /// # server.stop().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn wait_until(&self, id: &TaskId, wanted: TaskState) -> Result<TaskInfo, Error> {
+        let (admin, deadline) = (self.client().await?.admin(), Instant::now() + PATIENCE);
+        loop {
+            let task = admin.task(id).await?;
+            if task.state == wanted.to_string() {
+                return Ok(task);
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Late { id: id.clone(), state: task.state, wanted });
+            }
+            sleep(LOOK).await;
+        }
     }
 
     /// Another face of the same node on another port, as a second address of one cluster.

@@ -20,6 +20,9 @@ use wire::grpc::windlass_client::WindlassClient;
 use crate::enqueue_stream;
 use crate::error::{Error, chain};
 
+/// Where a server is, as the command line reads it too; and where when nobody says.
+const SERVER_VARIABLE: &str = "WINDLASS_SERVER";
+const SERVER_DEFAULT: &str = "http://127.0.0.1:7420";
 /// How long one address may take to take a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// An address that has not answered by then is not waited for any more: the next one is tried beside it.
@@ -37,9 +40,9 @@ const ANSWER_BYTES_MAX: usize = 256 * 1024 * 1024;
 /// What may be on its way on one stream, and on one connection.
 const STREAM_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
-/// How often a silent connection is asked whether somebody is there, and how long that may take. A worker's beats
-/// tell it sooner.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// When a silent connection is asked whether somebody is there, and how long that may take. A worker's beats tell it
+/// sooner, also those of an idle one: thousands of them need not ask beside that.
+const KEEP_ALIVE: Duration = Duration::from_secs(25);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for the connection that calls share: one of them must have time to be made elsewhere. Nothing is asked
 /// while no call is under way.
@@ -170,6 +173,12 @@ impl ClientBuilder {
     }
 }
 
+/// The addresses of a variable, if it names some.
+fn named(variable: Option<String>) -> Vec<String> {
+    let named = variable.unwrap_or_default().addresses();
+    if named.is_empty() { SERVER_DEFAULT.addresses() } else { named }
+}
+
 /// Where and how to connect to one address.
 fn endpoint(address: &str) -> Result<Endpoint, Error> {
     let full = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
@@ -191,6 +200,12 @@ impl Client {
     /// Connects to the first address that answers.
     pub async fn connect(addresses: impl Addresses) -> Result<Client, Error> {
         Client::builder(addresses).connect().await
+    }
+
+    /// Connects to where the variable `WINDLASS_SERVER` says, one address or several between commas, as the command
+    /// line does; to `http://127.0.0.1:7420` without it.
+    pub async fn from_env() -> Result<Client, Error> {
+        Client::builder(named(std::env::var(SERVER_VARIABLE).ok())).connect().await
     }
 
     /// A client with more said than addresses.
@@ -413,6 +428,17 @@ mod tests {
         assert_eq!(["a:1", "b:2"].addresses(), two);
         assert_eq!(two.clone().addresses(), two);
         assert_eq!(two[..].addresses(), two);
+    }
+
+    #[test]
+    fn the_variable_names_servers_as_for_the_command_line() {
+        for (variable, expected) in [
+            (None, vec![SERVER_DEFAULT]),
+            (Some(""), vec![SERVER_DEFAULT]),
+            (Some("http://a:1,http://b:2"), vec!["http://a:1", "http://b:2"]),
+        ] {
+            assert_eq!(named(variable.map(str::to_owned)), expected, "{variable:?}");
+        }
     }
 
     #[test]

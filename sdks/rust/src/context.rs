@@ -17,6 +17,9 @@ use crate::hub::{ExtendWish, Hub};
 use crate::producer::NewTask;
 use crate::task::{Progress, RawTask, TaskId};
 
+/// The worker of a handler that runs without one.
+const ALONE: &str = "inline";
+
 /// A running task's own line to the server.
 ///
 /// ```
@@ -66,6 +69,7 @@ pub(crate) struct Running {
     pub(crate) attempt: u32,
     pub(crate) fence: u64,
     pub(crate) since: Instant,
+    worker: Arc<str>,
     states: Arc<States>,
     told: watch::Sender<Option<Cancelled>>,
     /// Whether it was told that the worker stops, whatever was said since.
@@ -111,6 +115,7 @@ impl Running {
             attempt: task.attempt,
             fence: task.fence,
             since: Instant::now(),
+            worker: Arc::from(ALONE),
             states,
             told: watch::Sender::new(None),
             is_stopping: AtomicBool::new(false),
@@ -119,6 +124,11 @@ impl Running {
             extending: tokio::sync::Mutex::default(),
             line,
         }
+    }
+
+    /// The same, in the hands of this worker.
+    pub(crate) fn of_worker(self, worker: Arc<str>) -> Running {
+        Running { worker, ..self }
     }
 
     /// Tells the handler to stop. A claim that is lost stays lost, whatever is said later.
@@ -175,6 +185,11 @@ impl Context {
         &self.0.kind
     }
 
+    /// The name of the worker that runs it; `inline` in a test without a server.
+    pub fn worker(&self) -> &str {
+        &self.0.worker
+    }
+
     /// Which attempt this is, from 1.
     pub fn attempt(&self) -> u32 {
         self.0.attempt
@@ -204,7 +219,8 @@ impl Context {
     }
 
     /// Says how far the task is: a percentage, or a percentage and a note. The newest is sent, no more often than
-    /// the server takes it.
+    /// the server takes it. It is for those who watch a running task and ends with the claim: what is said just before
+    /// the end may never be seen, so say what matters in the output.
     pub fn progress(&self, progress: impl Into<Progress>) {
         let progress = progress.into();
         match &self.0.line {

@@ -17,7 +17,9 @@ const REFUSAL: &str = "windlass-error-bin";
 pub(crate) const TOO_LARGE: &str = "payload_too_large";
 
 /// Why a call did not do what was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+///
+/// `{:?}` reads like `{}`: a `main` that returns one, and `unwrap`, print a sentence.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The server said no. Nothing was changed, unless the code is `timeout`.
@@ -59,6 +61,12 @@ pub enum Error {
     /// A worker or a client is set up in a way that cannot work.
     #[error("{0}")]
     Setup(String),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A server's no.
@@ -323,6 +331,12 @@ mod tests {
         assert_eq!(error.verdict(), Verdict::Retry);
         assert_eq!(error.error(), "payload does not fit its type: disk on fire");
         assert_eq!(TaskError::from("plain words").error(), "plain words");
+    }
+
+    #[test]
+    fn a_main_that_returns_an_error_prints_a_sentence() {
+        let error = Error::Unreachable { addresses: "http://a:1".into(), reason: "refused".into() };
+        assert_eq!(format!("{error:?}"), "no server answers at http://a:1: refused");
     }
 
     #[test]

@@ -116,7 +116,7 @@ pub(crate) async fn open(
 /// Who comes, and what for.
 fn hello(setup: &Setup, session: String) -> grpc::Hello {
     grpc::Hello {
-        worker: setup.name.clone(),
+        worker: setup.name.to_string(),
         host: setup.host.clone(),
         pid: Some(std::process::id()),
         slots: Some(setup.slots),
@@ -127,5 +127,6 @@ fn hello(setup: &Setup, session: String) -> grpc::Hello {
         session,
         hold_ms: setup.hold.map(millis),
         beat_ms: Some(millis(setup.beat)),
+        instance: Some(setup.instance),
     }
 }

@@ -72,6 +72,14 @@ pub use running::RunningWorker;
 pub use task::{Progress, RawTask, Task, TaskId, TaskState, hours, mins, secs};
 pub use worker::{QueueChoice, Worker};
 
+/// What most programs with tasks need, in one line: `use windlass::prelude::*`.
+pub mod prelude {
+    pub use crate::{
+        Client, Context, FromContext, IntoHandler, NewTask, State, Task, TaskError, TaskState, Worker, hours,
+        mins, secs,
+    };
+}
+
 /// The messages of gRPC, as [`Admin`] answers with them.
 pub use wire::grpc as proto;
 

@@ -6,6 +6,8 @@ use tokio::time::Instant;
 
 /// A beat that is not answered within this, or within two beats, means that nobody is there.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a large task that was announced may be on its way.
+const EXPECTED_FOR: Duration = Duration::from_secs(30);
 /// Trouble of which nothing more was heard for so long is over.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(5);
 
@@ -40,6 +42,8 @@ pub(crate) struct OnStream {
     pub(crate) beat_at: Option<Instant>,
     /// Since when a beat waits for its answer.
     pub(crate) unanswered_since: Option<Instant>,
+    /// Until when a large task may be on its way, which is this worker's already.
+    pub(crate) expects_until: Option<Instant>,
     pub(crate) said_goodbye: bool,
     /// Whether the server knows that nothing more is wanted.
     pub(crate) is_drain_known: bool,
@@ -59,9 +63,22 @@ impl OnStream {
         ANSWER_TIMEOUT.max(self.beat * 2)
     }
 
-    /// When nobody is there any more, if nothing is heard until then.
+    /// When nobody is there any more, if nothing is heard until then. What is large comes before the answer.
     pub(crate) fn silent_at(&self) -> Option<Instant> {
-        self.unanswered_since.map(|since| since + self.answer_timeout())
+        let at = self.unanswered_since.map(|since| since + self.answer_timeout())?;
+        Some(self.expects_until.map_or(at, |until| at.max(until)))
+    }
+
+    /// Tasks came, or (none) the word that a large one follows. Whoever held nothing beats sooner from now on.
+    pub(crate) fn tasks_came(&mut self, count: usize, now: Instant) {
+        self.expects_until = (count == 0).then(|| now + EXPECTED_FOR);
+        self.beat_at = self.beat_at.map(|at| at.min(now + self.beat));
+    }
+
+    /// How long until the next beat.
+    pub(crate) fn beat_every(&self, holds_nothing: bool, now: Instant) -> Duration {
+        let is_idle = holds_nothing && self.expects_until.is_none_or(|until| until <= now);
+        if is_idle { self.idle_beat } else { self.beat }
     }
 
     /// The server says that something does not work. Since when it does, without a longer break.
@@ -104,6 +121,23 @@ mod tests {
             let on = OnStream { beat: Duration::from_millis(beat_ms), ..OnStream::default() };
             assert_eq!(on.answer_timeout(), Duration::from_millis(expected_ms));
         }
+    }
+
+    #[test]
+    fn while_a_large_task_is_on_its_way_a_worker_beats_and_waits_with_answers() {
+        let start = Instant::now();
+        let after = |secs| start + Duration::from_secs(secs);
+        let (beat, idle_beat) = (Duration::from_millis(500), Duration::from_secs(20));
+        let mut on = OnStream { beat, idle_beat, beat_at: Some(after(20)), ..OnStream::default() };
+        assert_eq!(on.beat_every(true, start), idle_beat);
+        on.tasks_came(0, start);
+        assert_eq!((on.beat_at, on.beat_every(true, after(1))), (Some(start + beat), beat));
+        on.unanswered_since = Some(after(1));
+        assert_eq!(on.silent_at(), Some(start + EXPECTED_FOR), "the answer is behind it");
+        assert_eq!(on.beat_every(true, after(31)), idle_beat, "it never came");
+        on.tasks_came(1, after(4));
+        assert_eq!(on.silent_at(), Some(after(2)), "as always");
+        assert_eq!((on.beat_every(false, after(4)), on.beat_every(true, after(4))), (beat, idle_beat));
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl RunningWorker {
     }
 
     /// Returns when it has stopped: because it was asked to, here or at the server, or because the server refused it.
+    /// [`Error::Unknown`] when no server took its last outcomes.
     pub async fn join(mut self) -> Result<(), Error> {
         told((&mut self.ended).await)
     }

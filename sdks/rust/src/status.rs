@@ -91,7 +91,7 @@ fn status(setup: &Setup, hub: &Hub, report: &Report) -> String {
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let open = (setup.slots as usize).saturating_sub(running.len());
     json!({
-        "worker": setup.name,
+        "worker": &*setup.name,
         "state": report.state,
         "server": report.connected_to,
         "session": report.session,

@@ -36,6 +36,8 @@ const RESUME_WITHIN: Duration = Duration::from_millis(250);
 const LISTED_MAX: usize = 10_000;
 /// How long leaving may take, after the last handler.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a goodbye may take that leaves something unsaid.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A node that could do nothing for so long is left for another.
 const UNAVAILABLE_MAX: Duration = Duration::from_secs(3);
 /// A claim is supposed to hold so long when nothing is known about it.
@@ -52,6 +54,8 @@ pub(crate) struct Stream {
     session: String,
     on: OnStream,
     next_number: u64,
+    /// It leaves though not all that it said was answered.
+    has_given_up: bool,
 }
 
 impl Stream {
@@ -63,7 +67,18 @@ impl Stream {
     ) -> Stream {
         let claims = Claims::new(setup.metrics.clone());
         let (session, on) = (String::new(), OnStream::default());
-        Stream { setup, hub, wish, report, claims, phase: Phase::Running, session, on, next_number: 0 }
+        Stream {
+            setup,
+            hub,
+            wish,
+            report,
+            claims,
+            phase: Phase::Running,
+            session,
+            on,
+            next_number: 0,
+            has_given_up: false,
+        }
     }
 
     /// Works until the worker has left, or was refused.
@@ -76,7 +91,7 @@ impl Stream {
             let (setup, hurry) = (self.setup.clone(), self.hurry(tries));
             let opened = match self.meanwhile(open(setup, self.session.clone(), index, hurry)).await {
                 Some(opened) => opened,
-                None => return Ok(()),
+                None => return self.left(),
             };
             tries += 1;
             let began = Instant::now();
@@ -93,7 +108,7 @@ impl Stream {
                 backoff.reset();
             }
             let pause = match end {
-                End::Left => return Ok(()),
+                End::Left => return self.left(),
                 End::Refused(error) => {
                     self.claims.lose_all();
                     return Err(error);
@@ -122,7 +137,19 @@ impl Stream {
             self.report.send_modify(|report| report.connected_to = None);
             index = self.setup.client.lines.after(index);
             if self.meanwhile(sleep(pause)).await.is_none() {
-                return Ok(());
+                return self.left();
+            }
+        }
+    }
+
+    /// The worker has left. Whether in order: what no server took it cannot know.
+    fn left(&self) -> Result<(), Error> {
+        match self.claims.is_settled() {
+            true => Ok(()),
+            false => {
+                let reason = "the worker left, and no server answered its last outcomes in time: what it held is \
+                              freed with its session";
+                Err(Error::Unknown { reason: reason.into() })
             }
         }
     }
@@ -148,9 +175,6 @@ impl Stream {
             if let Phase::Leaving { give_up_at } = self.phase
                 && (now >= give_up_at || self.claims.is_settled())
             {
-                if !self.claims.is_settled() {
-                    tracing::warn!("the worker leaves, and no server took its last outcomes");
-                }
                 return None;
             }
             let next = self.next_time();
@@ -178,6 +202,7 @@ impl Stream {
             }
             if let Phase::Leaving { give_up_at } = self.phase
                 && now >= give_up_at
+                && self.gives_up(now)
             {
                 return End::Left;
             }
@@ -203,7 +228,7 @@ impl Stream {
                         }
                     }
                     Ok(Some(_)) => {}
-                    Ok(None) if self.on.said_goodbye && self.claims.is_settled() => return End::Left,
+                    Ok(None) if self.on.said_goodbye && self.is_all_said() => return End::Left,
                     Ok(None) => return End::Broken(format!("{address} ended the stream")),
                     // Whoever was taken in is not wrong by itself: the next hello tells.
                     Err(status) => return lasting(of_error(&Error::of_status(&status, &address))),
@@ -213,6 +238,16 @@ impl Stream {
                 () = changed(&mut self.wish) => {}
             }
         }
+    }
+
+    /// Leaving takes too long. Whether to go without a word: not before a goodbye, since a worker that leaves in order
+    /// costs its tasks no attempt, whatever became of its last outcomes.
+    fn gives_up(&mut self, now: Instant) -> bool {
+        if std::mem::replace(&mut self.has_given_up, true) {
+            return true;
+        }
+        self.phase = Phase::Leaving { give_up_at: now + GOODBYE_TIMEOUT };
+        false
     }
 
     /// The server took us in.
@@ -339,6 +374,7 @@ impl Stream {
             // Those that crossed our goodbye are given back by it.
             FromServer::Tasks(_) if self.on.said_goodbye => {}
             FromServer::Tasks(tasks) => {
+                self.on.tasks_came(tasks.claims.len(), now);
                 for claim in tasks.claims {
                     self.begin(claim, now);
                 }
@@ -383,8 +419,6 @@ impl Stream {
     /// A task was pushed: its handler begins.
     fn begin(&mut self, claim: grpc::Claim, now: Instant) {
         self.on.received += 1;
-        // One who held nothing beats sooner from now on.
-        self.on.beat_at = self.on.beat_at.map(|at| at.min(now + self.on.beat));
         self.on.credit = self.on.credit.saturating_sub(1);
         let handler = self.setup.handler(&claim.kind);
         let own = handler.as_ref().and_then(|handler| handler.hold);
@@ -393,6 +427,7 @@ impl Stream {
         let hold = Hold {
             hold: said.unwrap_or(HOLD_DEFAULT),
             is_sure: said.is_some(),
+            waited: Duration::from_millis(claim.waited_ms),
             extends: handler.as_ref().is_none_or(|handler| handler.extends),
             wanted: own.filter(|own| said != Some(*own)),
         };
@@ -400,7 +435,8 @@ impl Stream {
         let task = RawTask::of(claim);
         self.next_number += 1;
         let line = Line::Worker(self.hub.clone());
-        let running = Arc::new(Running::new(self.next_number, &task, self.setup.states.clone(), line));
+        let running = Running::new(self.next_number, &task, self.setup.states.clone(), line);
+        let running = Arc::new(running.of_worker(self.setup.name.clone()));
         self.hub.begin(running.clone());
         self.claims.begin(running.clone(), token, hold, now);
         if self.phase != Phase::Running {
@@ -434,9 +470,13 @@ impl Stream {
         self.claims.has_outcomes() && self.claims.unanswered() < self.on.outcomes_max
     }
 
-    /// Only when all is answered: what cannot be taken now is asked again before.
+    /// Only when all is answered, if there is time: what cannot be taken now is asked again before.
     fn may_say_goodbye(&self) -> bool {
-        matches!(self.phase, Phase::Leaving { .. }) && !self.on.said_goodbye && self.claims.is_settled()
+        matches!(self.phase, Phase::Leaving { .. }) && !self.on.said_goodbye && self.is_all_said()
+    }
+
+    fn is_all_said(&self) -> bool {
+        self.claims.is_settled() || self.has_given_up
     }
 
     /// Whether there is something to say now.
@@ -456,8 +496,7 @@ impl Stream {
     /// The next thing to say, of which there is one.
     fn next_words(&mut self, now: Instant) -> grpc::WorkerMessage {
         let message = if self.is_beat_due(now) {
-            let every = if self.claims.is_empty() { self.on.idle_beat } else { self.on.beat };
-            self.on.beat_at = Some(now + every);
+            self.on.beat_at = Some(now + self.on.beat_every(self.claims.is_empty(), now));
             self.on.unanswered_since.get_or_insert(now);
             FromWorker::Beat(grpc::HeldTasks { held: self.claims.listed(), received: Some(self.on.received) })
         } else if self.must_say_draining() {
@@ -507,5 +546,40 @@ async fn at(time: Option<Instant>) {
 async fn changed(wish: &mut watch::Receiver<Wish>) {
     if wish.changed().await.is_err() {
         std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{Client, Worker};
+
+    fn stream() -> Stream {
+        let client = Client::builder("http://127.0.0.1:1").connect_lazily().unwrap();
+        let worker = Worker::new(client).queues(["q"]);
+        let worker = worker.handle_any(async |_: RawTask, _: Context| Ok::<Bytes, TaskError>(Bytes::new()));
+        let setup = Arc::new(worker.set_up("w", "host".into()).unwrap());
+        let (_, wish) = watch::channel(Wish::Run);
+        Stream::new(setup, Arc::default(), wish, watch::Sender::new(Report::default()))
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_gives_up_says_goodbye_first_so_that_its_tasks_pay_nothing() {
+        let (mut stream, now) = (stream(), Instant::now());
+        stream.on.outcomes_max = 1;
+        stream.begin(grpc::Claim { id: "t".into(), ..grpc::Claim::default() }, now);
+        stream.claims.end(1, Ok(Bytes::new()));
+        stream.next_words(now);
+        stream.phase = Phase::Leaving { give_up_at: now };
+        stream.on.is_drain_known = true;
+        assert!(!stream.has_words(now), "its outcome is not answered yet");
+        assert!(!stream.gives_up(now) && stream.has_words(now));
+        assert_eq!(stream.phase, Phase::Leaving { give_up_at: now + GOODBYE_TIMEOUT });
+        let words = stream.next_words(now).message;
+        assert!(matches!(words, Some(FromWorker::Goodbye(_))), "{words:?}");
+        assert!(stream.gives_up(now + GOODBYE_TIMEOUT), "that is enough");
+        assert!(stream.left().unwrap_err().is_unknown());
     }
 }

@@ -21,8 +21,6 @@ use crate::status;
 use crate::stream::Stream;
 use crate::task::RawTask;
 
-/// How long a stopping worker lets its handlers finish, unless said.
-const GRACE: Duration = Duration::from_secs(25);
 /// How long handlers that were told to stop may take, unless said.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 /// How often a worker that holds tasks beats, unless said.
@@ -97,6 +95,10 @@ impl<N: Into<String>> From<(N, u32)> for QueueChoice {
 }
 
 impl Worker {
+    /// How long a stop lets handlers finish, unless said: with what follows it, within the 30 s that most who start
+    /// programs wait before they kill them.
+    pub const GRACE: Duration = Duration::from_secs(25);
+
     /// A worker with one slot per processor and no handlers yet.
     pub fn new(client: Client) -> Worker {
         let slots = std::thread::available_parallelism().map_or(1, |count| count.get());
@@ -112,7 +114,7 @@ impl Worker {
             metrics: Arc::new(NoMetrics),
             labels: BTreeMap::new(),
             version: String::new(),
-            grace: GRACE,
+            grace: Worker::GRACE,
             cancel_grace: CANCEL_GRACE,
             beat: BEAT,
             hold: None,
@@ -256,30 +258,12 @@ impl Worker {
     }
 
     fn begin(self, signals: Signals) -> Result<RunningWorker, Error> {
-        let queues = self.all_queues()?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let name = self.name.clone().unwrap_or_else(|| name(&host));
-        let listener = self.status.map(status::bind).transpose()?;
+        let address = self.status;
+        let setup = Arc::new(self.set_up(&name, host)?);
+        let listener = address.map(status::bind).transpose()?;
         let status_addr = listener.as_ref().and_then(|listener| listener.local_addr().ok());
-        let setup = Arc::new(Setup {
-            client: self.client,
-            name: name.clone(),
-            host,
-            slots: self.slots,
-            queues,
-            handlers: self.handlers.into_iter().map(|(kind, handler)| (kind, Arc::new(handler))).collect(),
-            any: self.any.map(Arc::new),
-            states: Arc::new(self.states),
-            middleware: self.middleware,
-            metrics: self.metrics,
-            labels: self.labels,
-            version: self.version,
-            grace: self.grace,
-            cancel_grace: self.cancel_grace,
-            beat: self.beat,
-            hold: self.hold,
-            runtime: runtime::Handle::current(),
-        });
         let (wish, wished) = watch::channel(Wish::Run);
         let (report, reported) = watch::channel(Report::default());
         let (end, ended) = oneshot::channel();
@@ -304,6 +288,30 @@ impl Worker {
             .spawn(move || drop(end.send(own.block_on(work))))
             .map_err(|error| Error::Setup(format!("the worker's own thread cannot begin: {error}")))?;
         Ok(RunningWorker { name, status_addr, wish, ended })
+    }
+
+    /// The worker as it is to run, its handlers on the caller's runtime.
+    pub(crate) fn set_up(self, name: &str, host: String) -> Result<Setup, Error> {
+        Ok(Setup {
+            queues: self.all_queues()?,
+            client: self.client,
+            name: name.into(),
+            host,
+            instance: rand::random(),
+            slots: self.slots,
+            handlers: self.handlers.into_iter().map(|(kind, handler)| (kind, Arc::new(handler))).collect(),
+            any: self.any.map(Arc::new),
+            states: Arc::new(self.states),
+            middleware: self.middleware,
+            metrics: self.metrics,
+            labels: self.labels,
+            version: self.version,
+            grace: self.grace,
+            cancel_grace: self.cancel_grace,
+            beat: self.beat,
+            hold: self.hold,
+            runtime: runtime::Handle::current(),
+        })
     }
 
     /// Where to claim from.
@@ -352,8 +360,10 @@ pub(crate) struct Report {
 /// A worker as it was set up.
 pub(crate) struct Setup {
     pub(crate) client: Client,
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     pub(crate) host: String,
+    /// Tells it from others of the same name.
+    pub(crate) instance: u64,
     pub(crate) slots: u32,
     pub(crate) queues: Vec<grpc::QueueChoice>,
     handlers: BTreeMap<String, Arc<Handler>>,

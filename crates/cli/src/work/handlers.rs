@@ -179,7 +179,7 @@ fn kind_of(name: &str) -> Option<&str> {
 
 /// Whether it is a file, or a link to one, that we may run. An empty one is still being written: a shell would run it,
 /// and say that all is well.
-fn is_program(path: &Path) -> bool {
+pub(super) fn is_program(path: &Path) -> bool {
     let has_content = std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() > 0);
     has_content && access(path, Access::EXEC_OK).is_ok()
 }

@@ -110,8 +110,9 @@ impl Load {
 /// Asks a server. What it does not know yet has nothing to do.
 async fn look(admin: &Admin, queues: &[&str], workers: &[String]) -> Result<Load, windlass::Error> {
     let mut load = Load::default();
-    for queue in queues {
-        match admin.queue(queue).await {
+    // All at once: under load each of them takes its time, and that is when the pool must see.
+    for queue in join_all(queues.iter().map(|queue| admin.queue(queue))).await {
+        match queue {
             // Nobody gets a task of a paused queue, however many there are.
             Ok(queue) if queue.paused => {}
             Ok(queue) => {

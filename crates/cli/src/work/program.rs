@@ -33,7 +33,7 @@ pub(super) enum Ended {
     Good { output: Option<Box<RawValue>> },
     /// With another code or by a signal.
     Bad { error: String, detail: String },
-    /// It did not begin: this machine has no process or memory left for it.
+    /// It did not begin: it is not there any more, or this machine has no process or memory left for it.
     NotStarted { error: String },
     /// By us.
     Killed(Kill),
@@ -42,7 +42,8 @@ pub(super) enum Ended {
 /// Runs it.
 pub(super) async fn run(crew: &Crew, program: &Program, task: &RawTask, killer: &Killer) -> Ended {
     let (name, payload) = (&program.name, task.payload.clone());
-    let mut child = match spawn(crew, program, task) {
+    let word = format!("{:016x}", rand::random::<u64>());
+    let mut child = match spawn(crew, &word, program, task) {
         Ok(child) => child,
         Err(e) => return Ended::NotStarted { error: format!("cannot run {name}: {e}") },
     };
@@ -82,17 +83,20 @@ pub(super) async fn run(crew: &Crew, program: &Program, task: &RawTask, killer: 
         Err(kill) => Ended::Killed(kill),
         Ok(Err(e)) => Ended::Bad { error: format!("cannot wait for {name}: {e}"), detail: errors },
         Ok(Ok(status)) if status.success() => good(&output, errors),
-        Ok(Ok(status)) => bad(status, errors),
+        Ok(Ok(status)) => match child::not_started(&word, status, &errors) {
+            Some(error) => Ended::NotStarted { error },
+            None => bad(status, errors),
+        },
     }
 }
 
-fn spawn(crew: &Crew, program: &Program, task: &RawTask) -> std::io::Result<Child> {
+fn spawn(crew: &Crew, word: &str, program: &Program, task: &RawTask) -> std::io::Result<Child> {
     let headers = serde_json::to_string(&task.headers)?;
     let content_type = match &*task.content_type {
         "" => "application/json",
         other => other,
     };
-    let mut command: Command = child::command(&program.argv)?.into();
+    let mut command: Command = child::command(word, &program.argv)?.into();
     command
         .env("WINDLASS_TASK_ID", task.id.as_str())
         .env("WINDLASS_QUEUE", &task.queue)
@@ -214,9 +218,12 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>, mut take: impl FnMut(&[u8]))
 }
 
 fn good(stdout: &[u8], errors: String) -> Ended {
+    let too_large = |how: &str| {
+        let error = format!("the output is larger than {} bytes{how}", limits::OUTPUT_BYTES_MAX);
+        Ended::Bad { error, detail: errors.clone() }
+    };
     if stdout.len() > limits::OUTPUT_BYTES_MAX {
-        let error = format!("the output is larger than {} bytes", limits::OUTPUT_BYTES_MAX);
-        return Ended::Bad { error, detail: errors };
+        return too_large("");
     }
     let text = String::from_utf8_lossy(stdout);
     let text = text.trim_end();
@@ -226,6 +233,10 @@ fn good(stdout: &[u8], errors: String) -> Ended {
     let output = RawValue::from_string(text.to_owned())
         .or_else(|_| RawValue::from_string(Value::from(text).to_string()))
         .ok();
+    // What is no JSON grows when it is quoted.
+    if output.as_ref().is_some_and(|output| output.get().len() > limits::OUTPUT_BYTES_MAX) {
+        return too_large(" as a JSON string");
+    }
     Ended::Good { output }
 }
 
@@ -263,7 +274,16 @@ mod tests {
             };
             assert_eq!(output.as_deref().map(RawValue::get), expected, "{stdout:?}");
         }
-        assert!(matches!(good(&vec![b'1'; limits::OUTPUT_BYTES_MAX + 1], String::new()), Ended::Bad { .. }));
+        for (byte, bytes, part) in [
+            (b'1', limits::OUTPUT_BYTES_MAX + 1, "bytes"),
+            (b'x', limits::OUTPUT_BYTES_MAX, "as a JSON string"),
+            (b'\x01', limits::OUTPUT_BYTES_MAX / 4, "as a JSON string"),
+        ] {
+            match good(&vec![byte; bytes], String::new()) {
+                Ended::Bad { error, .. } => assert!(error.ends_with(part), "{error}"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -83,6 +83,7 @@ pub(crate) enum What {
         kind: String,
         attempt: u32,
         fence: u64,
+        token: String,
     },
     /// A handler came to its end.
     Ended {
@@ -174,7 +175,7 @@ impl Process {
     /// Each time that the handler of a task began here.
     pub(crate) fn begins(&self, kind: &str) -> Vec<(SystemTime, u32, u64)> {
         let begun = |note: Note| match note.what {
-            What::Begun { kind: of, attempt, fence } if of == kind => Some((note.at, attempt, fence)),
+            What::Begun { kind: of, attempt, fence, .. } if of == kind => Some((note.at, attempt, fence)),
             _ => None,
         };
         self.notes().into_iter().filter_map(begun).collect()
@@ -183,6 +184,14 @@ impl Process {
     /// Whether it was told that its claim of this task is lost.
     pub(crate) fn has_lost(&self, kind: &str) -> bool {
         self.notes().iter().any(|note| note.what == What::Lost { kind: kind.to_owned() })
+    }
+
+    /// With what the handler of a task that began here would ack it.
+    pub(crate) fn token(&self, kind: &str) -> Option<String> {
+        self.notes().into_iter().find_map(|note| match note.what {
+            What::Begun { kind: of, token, .. } if of == kind => Some(token),
+            _ => None,
+        })
     }
 
     /// Whether the handler of this task came to its end here.
@@ -328,7 +337,7 @@ async fn handle(
     by: String,
 ) -> Result<Vec<u8>, TaskError> {
     let (kind, fence) = (task.kind.clone(), cx.fence());
-    notes.write(What::Begun { kind: kind.clone(), attempt: cx.attempt(), fence });
+    notes.write(What::Begun { kind: kind.clone(), attempt: cx.attempt(), fence, token: task.token.clone() });
     match task.parse()? {
         Work::Gate(gate) => {
             let gate = gate_of(&dir, &gate, &by);

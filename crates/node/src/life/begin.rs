@@ -26,13 +26,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::catalog::{ClusterFacts, NodeAddresses};
-use model::{GroupId, MemberId, NodeId, limits};
+use model::{GroupId, MemberId, Mutant, NodeId, limits, mutant};
 use tokio::time::Instant;
 use wire::life::{Founding, Join, Joined, Probe, ProbeAnswer, Standing, StandingKind};
 use wire::peer::PeerKind;
 
 use super::probe::{self, Silence};
-use super::standing::{Life, list};
+use super::standing::{Life, has_data, list};
 use crate::config::NodeConfig;
 use crate::error::Error;
 use crate::link::Links;
@@ -162,8 +162,8 @@ impl Asking<'_> {
             }
         }
         let is_of_cluster = |answer: &ProbeAnswer| answer.kind != StandingKind::Empty;
-        let is_unsure = |why: &Silence| *why != Silence::Unheard;
-        self.has_heard_of_cluster |= answers.values().any(is_of_cluster) || silent.values().any(is_unsure);
+        let unopened = silent.iter().find(|(_, why)| **why == Silence::HasData).map(|(node, _)| *node);
+        self.has_heard_of_cluster |= answers.values().any(is_of_cluster) || unopened.is_some();
         let members: BTreeMap<NodeId, u128> = answers
             .iter()
             .filter(|(_, answer)| answer.kind == StandingKind::Member)
@@ -176,8 +176,8 @@ impl Asking<'_> {
             }
             return self.enter(*node, *cluster_id, members.keys().copied(), doubts).await;
         }
-        if let Some(Silence::HasData(why)) = silent.values().find(|why| is_unsure(why)) {
-            return Err(why.clone());
+        if let Some(node) = unopened {
+            return Err(has_data(node));
         }
         if !silent.is_empty() {
             let silent = list(&silent.into_keys().collect::<Vec<_>>());
@@ -236,7 +236,10 @@ impl Asking<'_> {
                     continue;
                 }
             };
-            let (member, facts) = (joined.member, joined.facts);
+            let (mut member, facts) = (joined.member, joined.facts);
+            if mutant::planted(Mutant::WipedNodeVotes) {
+                member = MemberId::new(member.node(), 0);
+            }
             if member.node() != self.life.node || facts.cluster_id != cluster_id {
                 return Err(format!("node {node} took in member {member} of another cluster"));
             }

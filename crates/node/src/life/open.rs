@@ -23,7 +23,7 @@ use super::standing::Life;
 use super::voters;
 use crate::agree;
 use crate::any_replica::{AnyReplica, any};
-use crate::config::NodeConfig;
+use crate::config::{NodeConfig, Tuning};
 use crate::error::Error;
 use crate::groups::told;
 use crate::inner::Inner;
@@ -211,6 +211,11 @@ impl Opening {
         let mut settings = ReplicaConfig::new(group, member);
         settings.envelope_cache_bytes = envelope_cache_bytes;
         settings.propose_timeout = config.propose_timeout;
+        let Tuning { checkpoint_interval, keep_log_bytes, hash_every, witness } = config.tuning.clone();
+        settings.checkpoint_interval = checkpoint_interval.unwrap_or(settings.checkpoint_interval);
+        settings.keep_log_bytes = keep_log_bytes.unwrap_or(settings.keep_log_bytes);
+        settings.hash_every = hash_every.unwrap_or(settings.hash_every);
+        settings.witness = witness;
         let log = log.group(group);
         Replica::start(settings, machine, log, store, disk, clock, executor, peers).await.map_err(told)
     }

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use model::{GroupId, NodeId};
-use wire::life::{Probe, ProbeAnswer};
+use wire::life::{Probe, ProbeAnswer, StandingKind};
 use wire::peer::PeerKind;
 
-use super::standing::HAS_DATA;
-use crate::link::{LinkError, Links};
+use crate::link::Links;
 
 /// How long a node that asks another for its standing waits.
 pub(crate) const PROBE_WAIT: Duration = Duration::from_millis(500);
@@ -18,8 +17,8 @@ pub(crate) const PROBE_WAIT: Duration = Duration::from_millis(500);
 pub(crate) enum Silence {
     /// Nothing is known of it.
     Unheard,
-    /// It has heard us, and cannot say yet: it has data. Who refuses for another reason has said nothing of that.
-    HasData(String),
+    /// It has heard us, and cannot say yet: it has data. Who refuses has said nothing of that.
+    HasData,
 }
 
 /// Asks all of them at once.
@@ -35,9 +34,12 @@ pub(crate) async fn ask(
             let asked = links.call(node, PeerKind::Probe, GroupId::CATALOG, body, PROBE_WAIT).await;
             let answer = match asked {
                 Ok(body) => ProbeAnswer::decode(body).map_err(|_| Silence::Unheard),
-                Err(LinkError::Refused(why)) if why.ends_with(HAS_DATA) => Err(Silence::HasData(why)),
                 Err(_) => Err(Silence::Unheard),
             };
+            let answer = answer.and_then(|answer| match answer.kind {
+                StandingKind::Unopened => Err(Silence::HasData),
+                _ => Ok(answer),
+            });
             (node, answer)
         }
     };

@@ -32,9 +32,6 @@ use crate::error::Error;
 use crate::inner::Inner;
 use crate::link::Links;
 
-/// What a node says of itself that has data and has not read them yet: others go by these words.
-pub(crate) const HAS_DATA: &str = "has data that it has not opened yet";
-
 /// What a start found on the disk.
 pub(crate) struct Found {
     pub(crate) standing: Standing,
@@ -169,7 +166,7 @@ impl Life {
     /// A node with data is not empty, whatever it has not read of them yet.
     fn refuse_before_adoption(&self, now: &Standing) -> Result<(), String> {
         match self.has_old_data && *now == Standing::Empty {
-            true => Err(format!("node {} {HAS_DATA}", self.node)),
+            true => Err(has_data(self.node)),
             false => Ok(()),
         }
     }
@@ -179,7 +176,6 @@ impl Life {
         let probe = Probe::decode(body).map_err(|error| error.to_string())?;
         let (kind, cluster_id) = {
             let now = self.standing.lock();
-            self.refuse_before_adoption(&now)?;
             if probe.is_promising && self.is_changing.load(Ordering::Relaxed) {
                 return Err(format!("node {} is about to change: ask again", self.node));
             }
@@ -187,6 +183,7 @@ impl Life {
                 self.doubts.fetch_add(1, Ordering::Relaxed);
             }
             match &*now {
+                Standing::Empty if self.has_old_data => (StandingKind::Unopened, 0),
                 Standing::Empty => (StandingKind::Empty, 0),
                 Standing::Prepared(founding) => (StandingKind::Prepared, founding.facts.cluster_id),
                 Standing::Member { facts, .. } => (StandingKind::Member, facts.cluster_id),
@@ -254,8 +251,8 @@ impl Life {
         let probe = Probe { member: None, is_promising: true };
         for (node, answer) in probe::ask(links, &others, &probe).await {
             let what = match answer {
-                Ok(answer) if answer.kind != StandingKind::Member => continue,
-                Ok(_) => "is part of one",
+                Ok(answer) if answer.kind == StandingKind::Member => "is part of one",
+                Ok(_) => continue,
                 Err(_) => "does not say whether it is part of one",
             };
             return Err(format!("node {} has promised a cluster before, and node {node} {what}", self.node));
@@ -280,6 +277,11 @@ pub(crate) async fn answer_join(inner: &Arc<Inner>, from: NodeId, body: Bytes) -
         Ok(other) => Err(format!("the catalog answered something else: {other:?}")),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Why a node cannot say what it is.
+pub(crate) fn has_data(node: NodeId) -> String {
+    format!("node {node} has data that it has not opened yet")
 }
 
 /// Node numbers for people.
@@ -320,7 +322,9 @@ mod tests {
     async fn a_node_with_data_that_it_has_not_opened_is_not_empty() {
         let life = life(3, &[1, 3], Standing::Empty, true);
         assert!(life.has_data_to_adopt());
-        assert!(probed(&life, false).unwrap_err().contains("has data"));
+        for is_promising in [false, true] {
+            assert_eq!(probed(&life, is_promising), Ok(StandingKind::Unopened));
+        }
         let refused = life.answer_found(NodeId(1), founding(7, &[1, 3]).encode()).await;
         assert!(refused.unwrap_err().contains("has data"));
         life.change(member(5), |_| Ok(())).await.unwrap();

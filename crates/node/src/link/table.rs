@@ -91,6 +91,12 @@ impl Peer {
     fn live(&self) -> Option<&Arc<Connection>> {
         self.connection.as_ref().filter(|connection| !connection.is_closed())
     }
+
+    /// Whether there is no connection to the process that counts. One to another life of the node, or to one that
+    /// does not know the cluster, says nothing of it.
+    fn is_vacant(&self) -> bool {
+        self.connection.as_ref().is_none_or(|connection| !connection.is_full())
+    }
 }
 
 impl Table {
@@ -357,20 +363,20 @@ impl Shared {
         let mut table = self.table.lock();
         if let Some(peer) = table.peers.get_mut(&node)
             && peer.process == Some(process)
-            && peer.connection.is_none()
+            && peer.is_vacant()
         {
             self.gone(peer, node);
         }
     }
 
-    /// Waits until there is no connection to this node. The process that closed the last one, if nobody
-    /// looked into that yet.
+    /// Waits until there is no connection to this node, or only one that hides the end of another. The process that
+    /// closed the last one, if nobody looked into that yet.
     pub(super) async fn vacant(&self, node: NodeId) -> Option<u64> {
         loop {
             let changed = {
                 let mut table = self.table.lock();
                 let peer = table.peers.get_mut(&node)?;
-                if peer.connection.is_none() {
+                if peer.connection.is_none() || (peer.lost.is_some() && peer.is_vacant()) {
                     return peer.lost.take();
                 }
                 peer.changed.clone()

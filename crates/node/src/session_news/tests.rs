@@ -56,7 +56,7 @@ impl Peer {
         let mut news: Vec<SessionNews> =
             sessions.iter().map(|session| session.news(true, Millis(0))).collect();
         for news in &mut news {
-            news.age = Millis(0);
+            (news.age, news.spoken_age) = (Millis(0), Millis(0));
             if let Some(closed) = &mut news.closed {
                 closed.age = Millis(0);
             }
@@ -220,4 +220,14 @@ fn a_burst_of_unknown_sessions_leaves_room_to_ask_about_silent_ones() {
     assert!(asks.turn(About::Silent).is_some());
     drop(unknown);
     assert!(asks.turn(About::Unknown).is_some());
+}
+
+#[test]
+fn of_many_unknown_sessions_all_are_asked_for_sooner_or_later() {
+    let unknown: Vec<SessionId> = (0..1_200).map(SessionId).collect();
+    let asked = |begin| some_of(unknown.clone(), begin);
+    assert!([0, 700, u64::MAX].iter().all(|begin| asked(*begin).len() == SESSIONS_IN_MESSAGE));
+    let all: BTreeSet<SessionId> = [0, 500, 1_000].into_iter().flat_map(asked).collect();
+    assert_eq!(all.len(), unknown.len());
+    assert_eq!(some_of(unknown[..3].to_vec(), 2), unknown[..3], "few are asked for as they are");
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test a failure is a panic")]
 
 #[path = "../net/mod.rs"]
+#[allow(dead_code, reason = "here nobody is made mute")]
 mod net;
 mod support;
 

@@ -321,3 +321,31 @@ async fn a_node_that_stops_in_order_takes_no_session_with_it() {
     let freed_after = until_ready(&b, stage.task).await;
     assert!(freed_after < BY_SILENCE, "{freed_after:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_node_tells_a_worker_from_another_of_the_same_name_host_and_process() {
+    let mut stage = Stage::set().await;
+    let (led, a, _) = stage.nodes().await;
+    let facts = |instance, session, slots| WorkerFacts {
+        host: Some("container".to_owned()),
+        pid: Some(1),
+        instance: Some(instance),
+        session,
+        slots,
+        ..WorkerFacts::named(worker())
+    };
+    let (session, _) = a.register_alone(facts(7, None, 1)).await.unwrap();
+    let mut stream = a.hold_session(&worker(), session).await.unwrap();
+    stream.vouch();
+    // Whoever knows this of it knows of its stream too.
+    a.register_alone(facts(7, Some(session), 2)).await.unwrap();
+    eventually("another node knows of it", || led.worker(&worker()).is_ok_and(|info| info.facts.slots == 2))
+        .await;
+    for node in [&a, &led] {
+        assert_eq!(node.register_alone(facts(8, None, 1)).await.unwrap_err().code(), "not_unique");
+    }
+    let resumed = led.register_alone(facts(7, Some(session), 3)).await.unwrap();
+    assert_eq!(resumed, (session, WorkerState::Running));
+    let (anew, _) = led.register_alone(facts(7, None, 3)).await.unwrap();
+    assert_ne!(anew, session, "it has lost its session, and takes its name again");
+}

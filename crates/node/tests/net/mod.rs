@@ -24,6 +24,8 @@ pub(crate) struct Net(Arc<Mutex<State>>);
 struct State {
     listeners: BTreeMap<String, mpsc::Sender<Incoming>>,
     cut: BTreeSet<(String, String)>,
+    /// From where nothing arrives, and at whom.
+    muted: BTreeSet<(String, String)>,
     pipes: Vec<(String, String, CancellationToken)>,
 }
 
@@ -69,9 +71,20 @@ impl Net {
         });
     }
 
+    /// What one address sends does not arrive at the other any more, without either being told.
+    pub(crate) fn mute(&self, from: &str, to: &str) {
+        self.0.lock().unwrap().muted.insert((from.to_owned(), to.to_owned()));
+    }
+
+    fn is_muted(&self, way: &(String, String)) -> bool {
+        self.0.lock().unwrap().muted.contains(way)
+    }
+
     /// All goes again.
     pub(crate) fn heal(&self) {
-        self.0.lock().unwrap().cut.clear();
+        let mut state = self.0.lock().unwrap();
+        state.cut.clear();
+        state.muted.clear();
     }
 }
 
@@ -94,11 +107,12 @@ impl Network for Host {
             };
             let (here, there) = tokio::io::duplex(PIPE_BYTES);
             let alive = CancellationToken::new();
-            let there: Box<dyn Stream> = Box::new(Pipe::new(there, alive.clone()));
+            let way = |from: &String, to: &String| (net.clone(), (from.clone(), to.clone()));
+            let there: Box<dyn Stream> = Box::new(Pipe::new(there, alive.clone(), way(&from, &address)));
             if listener.try_send((there, from.clone())).is_err() {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
-            let here: Box<dyn Stream> = Box::new(Pipe::new(here, alive.clone()));
+            let here: Box<dyn Stream> = Box::new(Pipe::new(here, alive.clone(), way(&address, &from)));
             state.pipes.push((from, address, alive));
             Ok(here)
         })
@@ -113,16 +127,18 @@ impl Network for Host {
     }
 }
 
-/// One end of a pipe that can be cut.
+/// One end of a pipe that can be cut, or made mute.
 struct Pipe {
     inner: DuplexStream,
+    /// From where it is read, and to where.
+    way: (Net, (String, String)),
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     alive: CancellationToken,
 }
 
 impl Pipe {
-    fn new(inner: DuplexStream, alive: CancellationToken) -> Pipe {
-        Pipe { inner, cut: Box::pin(alive.clone().cancelled_owned()), alive }
+    fn new(inner: DuplexStream, alive: CancellationToken, way: (Net, (String, String))) -> Pipe {
+        Pipe { inner, way, cut: Box::pin(alive.clone().cancelled_owned()), alive }
     }
 
     fn reset<T>() -> Poll<io::Result<T>> {
@@ -138,6 +154,10 @@ impl AsyncRead for Pipe {
     ) -> Poll<io::Result<()>> {
         if self.cut.as_mut().poll(cx).is_ready() {
             return Pipe::reset();
+        }
+        if self.way.0.is_muted(&self.way.1) {
+            // Whoever waits for it gives it up by itself.
+            return Poll::Pending;
         }
         Pin::new(&mut self.inner).poll_read(cx, buf)
     }

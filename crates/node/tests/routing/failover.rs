@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use model::{Millis, NodeId, ShardId};
-use node::call::{ClaimCall, Freshness, TaskSpec};
+use node::call::{ClaimCall, FailCall, Freshness, TaskSpec};
 use node::{Error, Node};
 
 use crate::support::{Cluster, ack, claim, claim_call, enqueue, eventually, task, task_in};
@@ -170,4 +170,34 @@ async fn a_waiting_claim_with_a_request_id_outlasts_a_leader_that_is_not_reached
     let third = cluster.nodes().find(|other| ![node.id(), leader].contains(&other.id())).unwrap();
     let id = enqueue(third, task("mail")).await;
     assert_eq!(waiting.await.unwrap().unwrap().value[0].id, id);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fail_that_counted_is_not_called_undone_when_its_answer_was_lost() {
+    let cluster = Cluster::start().await;
+    let (shard, leader) = led_elsewhere(&cluster, NodeId(0)).await;
+    let mut others = cluster.nodes().filter(|node| node.id() != leader);
+    let (node, third) = (others.next().unwrap(), others.next().unwrap());
+    enqueue(third, task_in("mail", shard)).await;
+    let held = claim(third, "mail", 1, Millis::secs(30)).await.remove(0);
+    // The leader hears the fail, and its answer is lost on the way.
+    cluster.mute(leader, node.id());
+    let failing = tokio::spawn({
+        let node = node.clone();
+        let fail = FailCall {
+            token: held.token.clone(),
+            error: "no".to_owned(),
+            detail: String::new(),
+            retry_in: Some(Millis(0)),
+            fatal: false,
+        };
+        async move { node.fail(vec![fail]).await.remove(0) }
+    });
+    let again = claim(third, "mail", 1, Millis::secs(30)).await.remove(0);
+    assert_eq!((again.id, again.attempt), (held.id, 2), "it counted");
+    // The answer is lost with its link; the next one may be asked.
+    cluster.cut(node.id(), leader);
+    cluster.heal();
+    assert_eq!(failing.await.unwrap().unwrap_err(), Error::Timeout, "and nobody is told that it did not");
+    ack(third, &again).await;
 }

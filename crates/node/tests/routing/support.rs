@@ -116,6 +116,11 @@ impl Cluster {
         self.members.keys().filter(|other| **other != id).for_each(|other| self.cut(id, *other));
     }
 
+    /// What one node says does not arrive at the other any more.
+    pub(crate) fn mute(&self, from: NodeId, to: NodeId) {
+        self.net.mute(&address(from.0), &address(to.0));
+    }
+
     /// All goes again.
     pub(crate) fn heal(&self) {
         self.net.heal();

@@ -52,6 +52,7 @@ async fn install_whole<M: Codec>(shared: &Arc<Shared<M>>, received: Received<M>)
     let applied = core.applied;
     let checkpointed = Checkpointed { applied, membership: core.membership.clone() };
     let stamps = core.machine.stamps();
+    core.hash_points.tell(&shared.teller);
     let before = {
         let mut current = shared.lock();
         let before = std::mem::replace(&mut *current, core);

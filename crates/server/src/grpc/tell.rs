@@ -1,5 +1,7 @@
 //! From the node's answers, and from the replies of the HTTP face, to messages.
 
+use std::time::Duration;
+
 use model::{Enqueued, Fence, Settled, TaskId, WallTime};
 use node::call;
 use prost_types::Timestamp;
@@ -61,6 +63,12 @@ pub(crate) fn claims(claims: Vec<call::Claim>) -> Vec<grpc::Claim> {
     claims.into_iter().map(claim).collect()
 }
 
+/// The same, after they have waited so long.
+pub(crate) fn claims_after(waited: Duration, claims: Vec<call::Claim>) -> Vec<grpc::Claim> {
+    let waited_ms = waited.as_millis() as u64;
+    claims.into_iter().map(|waiting| grpc::Claim { waited_ms, ..claim(waiting) }).collect()
+}
+
 fn claim(claim: call::Claim) -> grpc::Claim {
     let Envelope { kind, payload, content_type, headers, order_key, dedup_key, .. } = claim.envelope;
     grpc::Claim {
@@ -79,6 +87,7 @@ fn claim(claim: call::Claim) -> grpc::Claim {
         order_key,
         dedup_key,
         hold_ms: claim.hold.0,
+        waited_ms: 0,
     }
 }
 

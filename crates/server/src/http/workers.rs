@@ -44,6 +44,7 @@ pub(crate) fn facts(request: &RegisterRequest<'_>) -> Result<WorkerFacts, Invali
         name: request.name()?,
         host: request.host()?,
         pid: request.pid,
+        instance: None,
         slots: request.slots()?,
         queues: request.queues()?,
         labels: request.labels()?,

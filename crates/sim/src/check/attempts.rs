@@ -3,6 +3,8 @@
 use model::StateKind;
 
 use super::Context;
+use super::facts::Wide;
+use super::hold::Hold;
 use super::life::Life;
 use super::report::{Findings, Promise};
 use super::task::{Act, What};
@@ -12,19 +14,19 @@ pub(super) fn check(context: &Context<'_>, life: &Life<'_>, findings: &mut Findi
         findings
             .add(Promise::Attempts, || format!("{}: {}: {what}", life.name(), act.when.tell(context.names)));
     };
-    let mut before: Option<(&Act, u32, bool)> = None;
+    let mut before: Option<(&Act, u32, Used)> = None;
     for hold in &life.holds {
         let (Some(claim), Some(attempt)) = (hold.claim(), hold.attempt()) else { continue };
         if let Some(max) = life.attempts_max.filter(|&max| attempt > max) {
             found(claim, format!("attempt {attempt} of {max}"));
         }
         if let Some((earlier, used, failed)) = before {
-            let least = used + u32::from(failed);
+            let least = used + u32::from(failed != Used::Nothing);
             if attempt < least && !life.may_be_requeued(context, &earlier.when, &claim.when) {
                 let earlier = earlier.when.tell(context.names);
                 found(
                     claim,
-                    format!("attempt {attempt}, after {earlier} had got attempt {used}{}", lost(failed)),
+                    format!("attempt {attempt}, after {earlier} had got attempt {used}{}", failed.as_str()),
                 );
             }
         }
@@ -35,12 +37,56 @@ pub(super) fn check(context: &Context<'_>, life: &Life<'_>, findings: &mut Findi
                 found(fail, what);
             }
         }
-        before = Some((claim, attempt, failed.count() > 0));
+        let released = hold.acts.iter().filter(|act| act.when.is_ok());
+        for release in released {
+            if let What::Released { attempt: Some(used), .. } = release.what
+                && used + 1 != attempt
+            {
+                let what = format!("used up {used} attempts, and the claim was attempt {attempt}");
+                found(release, what);
+            }
+        }
+        let used = match failed.count() {
+            0 if surely_ran_out(context, life, hold) => Used::Late,
+            0 => Used::Nothing,
+            _ => Used::Failed,
+        };
+        before = Some((claim, attempt, used));
     }
 }
 
-fn lost(failed: bool) -> &'static str {
-    if failed { " and failed" } else { "" }
+/// How a claim surely used up its attempt, if another one follows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Used {
+    Nothing,
+    Failed,
+    Late,
+}
+
+impl Used {
+    fn as_str(self) -> &'static str {
+        match self {
+            Used::Nothing => "",
+            Used::Failed => " and failed",
+            Used::Late => " and let its deadline pass",
+        }
+    }
+}
+
+/// Whether nothing but its deadline can have freed a claim. One with a session may have been given back by its node,
+/// and so may one whose request was made twice: an answer of it may have found nobody.
+fn surely_ran_out(context: &Context<'_>, life: &Life<'_>, hold: &Hold<'_>) -> bool {
+    let [Act { what: What::Claimed { session: None, request: None, .. }, .. }] = hold.claims else {
+        return false;
+    };
+    let by_hand =
+        life.others.iter().filter(|act| !matches!(act.what, What::Seen { .. } | What::Enqueued { .. }));
+    let mut by_hand = by_hand.filter(|act| act.when.may_be() && act.when.end >= hold.from);
+    let all = [Wide::PutBack, Wide::Discard, Wide::Cancel, Wide::Requeue, Wide::Purge];
+    let mut settles = hold.acts.iter().filter(|act| act.what.settles() && act.when.may_be());
+    settles.next().is_none()
+        && by_hand.next().is_none()
+        && context.facts.wide(life.task.queue, &all, hold.from).next().is_none()
 }
 
 /// What is wrong with the answer to a fail, if anything is.
@@ -92,7 +138,7 @@ mod tests {
     #[test]
     fn a_wrong_count_is_found() {
         type Tell = fn(&mut Story);
-        let cases: [(&str, Tell, &str); 6] = [
+        let cases: [(&str, Tell, &str); 8] = [
             (
                 "too many",
                 |s| {
@@ -117,6 +163,22 @@ mod tests {
                     s.claim(1, 2).attempt(1);
                 },
                 "attempt 1, after",
+            ),
+            (
+                "not counted",
+                |s| {
+                    s.claim(1, 1);
+                    s.claim(1, 2).attempt(1).at(60_000, 60_010);
+                },
+                "had got attempt 1 and let its deadline pass",
+            ),
+            (
+                "counted for nothing",
+                |s| {
+                    s.claim(1, 1);
+                    s.release(1, 1).attempt(1);
+                },
+                "used up 1 attempts, and the claim was attempt 1",
             ),
             (
                 "goes on",

@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::history::{Run, Verb};
 
 /// From so many runs on, what never happened makes the whole set invalid; for fewer it is only told.
 pub const RUNS_MIN: u64 = 100;
 
 /// What happened in one run, or in many.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Coverage {
     runs: u64,
     calls_meant: BTreeSet<Verb>,
@@ -49,6 +51,11 @@ impl Coverage {
         for (fault, count) in &other.faults_fired {
             *self.faults_fired.entry(fault.clone()).or_default() += count;
         }
+    }
+
+    /// The faults that fired, by their words.
+    pub fn faults(&self) -> impl Iterator<Item = &str> {
+        self.faults_fired.keys().map(String::as_str)
     }
 
     /// What was meant to happen and never did.

@@ -57,12 +57,12 @@ mod tests {
     #[test]
     fn a_claim_may_follow_at_the_deadline_and_a_shorter_one_may_be_in_force() {
         let mut story = Story::claimed();
-        story.claim(1, 2).at(30_025, 30_030);
+        story.claim(1, 2).attempt(2).at(30_025, 30_030);
         held(&story);
         // Whether the extend was done nobody knows; if so, the deadline came sooner.
         let mut story = Story::claimed();
         story.extend(1, 1, 1_000).unknown();
-        story.claim(1, 2).at(1_100, 1_110);
+        story.claim(1, 2).attempt(2).at(1_100, 1_110);
         held(&story);
     }
 

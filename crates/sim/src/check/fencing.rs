@@ -43,7 +43,7 @@ mod tests {
         let mut story = Story::new();
         story.enqueue(1);
         story.claim(1, 1);
-        story.claim(1, 2).at(40_000, 40_010);
+        story.claim(1, 2).attempt(2).at(40_000, 40_010);
         story.ack(1, 1).rejected("stale_token");
         story.ack(1, 2);
         held(&story);

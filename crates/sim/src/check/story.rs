@@ -224,7 +224,7 @@ impl Last<'_> {
     pub(crate) fn attempt(self, attempt: u32) -> Self {
         self.change(|call| match &mut call.deed {
             Deed::Claim(claim) => claim.got[0].attempt = attempt,
-            Deed::Fail(fail) => fail.attempt = Some(attempt),
+            Deed::Fail(settle) | Deed::Release(settle) => settle.attempt = Some(attempt),
             other => panic!("{other:?} has no attempt"),
         })
     }

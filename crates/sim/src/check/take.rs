@@ -43,7 +43,8 @@ impl Checker {
             }
             Deed::Release(release) => {
                 let (fence, delay_ms) = (release.fence, release.retry_in_ms.unwrap_or(0));
-                self.act(release.task, when, What::Released { fence, delay_ms, state: release.state });
+                let Settle { state, attempt, .. } = release;
+                self.act(release.task, when, What::Released { fence, delay_ms, state, attempt });
             }
             Deed::Extend(hold) => {
                 self.act(hold.task, when, What::Extended { fence: hold.fence, hold_ms: hold.hold_ms });

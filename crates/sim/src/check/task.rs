@@ -110,6 +110,7 @@ pub(super) enum What {
         fence: u64,
         delay_ms: u64,
         state: Option<StateKind>,
+        attempt: Option<u32>,
     },
     Extended {
         fence: u64,

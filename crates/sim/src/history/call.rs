@@ -274,7 +274,7 @@ pub struct Settle {
     /// Answered: what the task is now.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "some_state")]
     pub state: Option<StateKind>,
-    /// Answered to a fail: attempts used up.
+    /// Answered to a fail or a release: attempts used up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
 }

@@ -2,8 +2,8 @@
 
 use model::command::{Claim, ClaimById, ClaimQueue};
 use model::{
-    Claimed, Event, Fence, KeyHash, Millis, Position, Rejection, Reply, SessionId, StateKind, TaskId,
-    WorkerName, limits,
+    Claimed, Event, Fence, KeyHash, Millis, Mutant, Position, Rejection, Reply, SessionId, StateKind, TaskId,
+    WorkerName, limits, mutant,
 };
 
 use super::execution::{ClaimRecord, Flags, Last, QueueNo, Slot};
@@ -90,7 +90,10 @@ impl Shard {
     }
 
     fn hand_out(&mut self, at: Position, slot: Slot, holder: &Holder, effects: &mut Effects) -> Claimed {
-        let fence = Fence(self.counters.fence);
+        let mut fence = Fence(self.counters.fence);
+        if mutant::planted(Mutant::FenceFromAttempts) {
+            fence = Fence(u64::from(self.tasks[slot].attempts) + 1);
+        }
         self.counters.fence += 1;
         let task = &self.tasks[slot];
         let queue = &self.queues[task.queue];

@@ -1,6 +1,6 @@
 //! Messages between shards: numbered on each way, so that each counts once.
 
-use model::{OutboxMessage, Position, Reply, ShardId};
+use model::{Fence, Mutant, NewTask, OutboxMessage, Position, Reply, ShardId, TaskId, mutant};
 
 use super::Shard;
 use super::ack::outbox_key;
@@ -22,6 +22,11 @@ impl Shard {
         let mut upto = self.delivered.get(&source).copied().unwrap_or(0);
         for message in messages {
             if message.seq <= upto {
+                if mutant::planted(Mutant::OutboxTwice) {
+                    let again = TaskId::follow_up(message.task.id, Fence(at.index), at.n, self.id, at.wall);
+                    let task = NewTask { id: again, ..message.task };
+                    let _ = self.take_in(at, task, Limits::Ignore, effects);
+                }
                 continue;
             }
             if message.seq != upto + 1 {

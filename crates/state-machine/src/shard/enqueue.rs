@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use model::command::UniqueUntil;
 use model::{
-    Enqueued, Event, Fence, KeyHash, NewTask, Position, QueueName, Rejection, Reply, ShardId, Start,
-    StateKind, WallTime, limits,
+    Enqueued, Event, Fence, KeyHash, Millis, Mutant, NewTask, Position, QueueName, Rejection, Reply, ShardId,
+    Start, StateKind, WallTime, limits, mutant,
 };
 
 use super::Shard;
@@ -169,6 +169,9 @@ impl Shard {
         let no = self.queue_or_new(&task.queue);
         let due = match task.start {
             Start::Now => None,
+            Start::After(delay) if mutant::planted(Mutant::DelayedEarly) => {
+                Some(at.wall.after(Millis(delay.0 / 2)))
+            }
             Start::After(delay) => Some(at.wall.after(delay)),
             Start::At(due) => Some(due),
         };

@@ -1,6 +1,6 @@
 //! Keeps a claim: a later deadline, and how far the work is.
 
-use model::{Fence, Millis, Position, Rejection, Reply, StateKind, TaskId};
+use model::{Fence, Millis, Mutant, Position, Rejection, Reply, StateKind, TaskId, mutant};
 
 use super::Shard;
 use super::execution::{Flags, Slot};
@@ -19,7 +19,9 @@ impl Shard {
         let claim = self.claims.get(&slot).expect("a claimed task has a claim");
         let hold = hold.unwrap_or(claim.hold);
         self.disarm(slot);
-        self.tasks[slot].when = at.elapsed.after(hold).0;
+        if !mutant::planted(Mutant::ExtendForgotten) {
+            self.tasks[slot].when = at.elapsed.after(hold).0;
+        }
         self.arm(slot);
         let cancel_requested = self.tasks[slot].flags.has(Flags::CANCEL);
         Ok(Reply::Held { deadline: at.wall.after(hold), cancel_requested })

@@ -1,7 +1,9 @@
 //! Ends an attempt: a backoff, or the end when attempts or age are used up.
 
 use model::command::Fail;
-use model::{Event, Millis, Position, Rejection, Reply, RetryPolicy, StateKind, TaskId, limits};
+use model::{
+    Event, Millis, Mutant, Position, Rejection, Reply, RetryPolicy, StateKind, TaskId, limits, mutant,
+};
 
 use super::Shard;
 use super::end::{Held, Verb};
@@ -40,6 +42,9 @@ impl Shard {
         let event = Event::Failed { worker: claim.worker, error: fail.error, state, retry_in };
         self.happened(slot, event, effects);
         let Some(end) = end else {
+            if mutant::planted(Mutant::OrderFreedOnRetry) {
+                self.pass(at, slot, effects);
+            }
             let due = at.elapsed.after(retry_in);
             self.shift(slot, StateKind::Retrying, due.0, Side::Back);
             let task = &mut self.tasks[slot];
@@ -85,6 +90,9 @@ pub fn backoff(policy: &RetryPolicy, task: TaskId, attempt: u32) -> Millis {
     let mut bytes = [0u8; 20];
     bytes[..16].copy_from_slice(&task.bits().to_le_bytes());
     bytes[16..].copy_from_slice(&attempt.to_le_bytes());
+    if mutant::planted(Mutant::LocalJitter) {
+        bytes[..8].copy_from_slice(&mutant::local_number().to_le_bytes());
+    }
     let spread = u128::from(whole) * u128::from(2 * limits::JITTER_PERCENT) / 100;
     let part = (u128::from(xxhash_rust::xxh3::xxh3_64(&bytes)) * (spread + 1)) >> 64;
     let least = whole - (spread / 2) as u64;

@@ -1,6 +1,6 @@
 //! What becomes of a task whose claim ends without ack or fail.
 
-use model::{Event, FreedReason, FreedTo, Millis, Position, Reply, StateKind};
+use model::{Event, FreedReason, FreedTo, Millis, Mutant, Position, Reply, StateKind, mutant};
 
 use super::Shard;
 use super::execution::{Flags, Slot};
@@ -19,7 +19,7 @@ impl Shard {
     ) -> Reply {
         let claim = self.drop_claim(slot);
         let task = &mut self.tasks[slot];
-        if reason.uses_attempt() {
+        if uses_attempt(reason) {
             task.attempts = task.attempts.saturating_add(1);
         }
         if reason.is_suspicious() {
@@ -62,7 +62,7 @@ impl Shard {
             let why = format!("poison pill: {} claims in a row were lost", task.lost_in_row);
             return Some((self.exhausted(slot), why));
         }
-        if reason.uses_attempt() && u32::from(task.attempts) >= attempts_max {
+        if uses_attempt(reason) && u32::from(task.attempts) >= attempts_max {
             return Some((self.exhausted(slot), format!("all {attempts_max} attempts are used up")));
         }
         if task.expires_at().is_some_and(|expires| expires <= at.wall) {
@@ -87,5 +87,14 @@ impl Shard {
         for slot in front.into_iter().rev().chain(back) {
             self.free(at, slot, reason, Millis(0), effects);
         }
+    }
+}
+
+/// Whether an attempt is used up, planted bugs included.
+fn uses_attempt(reason: FreedReason) -> bool {
+    match reason {
+        FreedReason::Deadline if mutant::planted(Mutant::DeadlineIsFree) => false,
+        FreedReason::Released if mutant::planted(Mutant::ReleaseCounts) => true,
+        reason => reason.uses_attempt(),
     }
 }

@@ -1,6 +1,8 @@
 //! Order, dedup and unique keys.
 
-use model::{Digest, Elapsed, Event, KeyHash, NewTask, Position, StateKind, TaskId, WallTime};
+use model::{
+    Digest, Elapsed, Event, KeyHash, Mutant, NewTask, Position, StateKind, TaskId, WallTime, mutant,
+};
 
 use super::Shard;
 use super::execution::{Flags, NONE, QueueNo, Slot};
@@ -128,8 +130,19 @@ impl Shard {
         }
     }
 
+    /// What [`Mutant::OrderFreedOnRetry`] does: the next one of the line does not wait for this one.
+    pub(super) fn pass(&mut self, at: Position, slot: Slot, effects: &mut Effects) {
+        let place = self.tasks[slot].extra.as_ref().and_then(|extra| extra.order);
+        if let Some(next) = place.map(|place| place.next).filter(|next| *next != NONE) {
+            self.unblock(at, next, effects);
+        }
+    }
+
     fn unblock(&mut self, at: Position, slot: Slot, effects: &mut Effects) {
         let task = &self.tasks[slot];
+        if mutant::planted(Mutant::OrderFreedOnRetry) && task.state != StateKind::Blocked {
+            return;
+        }
         debug_assert_eq!(task.state, StateKind::Blocked);
         if self.queues[task.queue].purged(task) {
             // Its end is decided; a pulse brings it.

@@ -1,6 +1,6 @@
 //! Brings a shard back from the records of its checkpoint.
 
-use model::{Digest, Elapsed, KeyHash, OutboxMessage, ShardId, StateKind, WallTime};
+use model::{Digest, Elapsed, KeyHash, Mutant, OutboxMessage, ShardId, StateKind, WallTime, mutant};
 
 use super::execution::{NONE, Slot};
 use super::keys::{DedupEntry, Gone};
@@ -174,7 +174,9 @@ impl Shard {
         }
         if let Some(dedup) = dedup {
             self.queues.at_mut(no).dedup_keys += 1;
-            self.dedup.insert(dedup.key, DedupEntry { task: id, digest: dedup.digest, gone: None });
+            if !mutant::planted(Mutant::DedupForgotten) {
+                self.dedup.insert(dedup.key, DedupEntry { task: id, digest: dedup.digest, gone: None });
+            }
             if let Some(ended_at) = ended_at {
                 self.wall_timers.set(ended_at.after(dedup.window).millis(), Timer::Window(dedup.key.into()));
             }

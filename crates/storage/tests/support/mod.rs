@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use model::GroupId;
@@ -74,6 +75,7 @@ pub(crate) fn group(log: &Log, number: u16) -> GroupLog {
 #[derive(Clone, Default)]
 pub(crate) struct ManualExecutor {
     jobs: Arc<Mutex<VecDeque<Work>>>,
+    later: Arc<Mutex<Vec<Work>>>,
 }
 
 impl ManualExecutor {
@@ -84,6 +86,12 @@ impl ManualExecutor {
             job();
         }
     }
+
+    /// Runs what was to wait a while.
+    pub(crate) fn pass_time(&self) {
+        let later = std::mem::take(&mut *self.later.lock());
+        later.into_iter().for_each(|work| work());
+    }
 }
 
 impl Executor for ManualExecutor {
@@ -93,5 +101,9 @@ impl Executor for ManualExecutor {
 
     fn has_threads(&self) -> bool {
         false
+    }
+
+    fn spawn_after(&self, _name: &str, _delay: Duration, work: Work) {
+        self.later.lock().push(work);
     }
 }

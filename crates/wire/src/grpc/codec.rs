@@ -1,15 +1,17 @@
-//! How messages become bytes on a stream: small buffers to begin with, so that an idle stream costs little.
+//! How messages become bytes on a stream: small buffers to begin with, so that an idle stream costs little. What is long
+//! is counted (`items.rs`) before it is read.
 
 use std::marker::PhantomData;
 
-use bytes::BufMut as _;
-use prost::Message;
+use bytes::{Buf as _, BufMut as _};
+use prost::{Message, Name};
 use tonic::Status;
-use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
-use tonic_prost::{ProstCodec, ProstDecoder};
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+
+use super::items;
 
 /// What a stream takes in memory before it carries anything, each way.
-const BUFFER_BYTES: usize = 512;
+const BUFFER_BYTES: usize = 128;
 /// Messages that are ready together go out together, up to about this much.
 const FLUSH_BYTES: usize = 64 * 1024;
 
@@ -26,19 +28,19 @@ impl<T, U> Default for SmallCodec<T, U> {
 impl<T, U> Codec for SmallCodec<T, U>
 where
     T: Message + Send + 'static,
-    U: Message + Default + Send + 'static,
+    U: Message + Name + Default + Send + 'static,
 {
     type Encode = T;
     type Decode = U;
     type Encoder = SmallEncoder<T>;
-    type Decoder = ProstDecoder<U>;
+    type Decoder = SmallDecoder<U>;
 
     fn encoder(&mut self) -> SmallEncoder<T> {
         SmallEncoder(PhantomData)
     }
 
-    fn decoder(&mut self) -> ProstDecoder<U> {
-        ProstCodec::<T, U>::raw_decoder(settings())
+    fn decoder(&mut self) -> SmallDecoder<U> {
+        SmallDecoder(PhantomData)
     }
 }
 
@@ -55,6 +57,25 @@ impl<T: Message> Encoder for SmallEncoder<T> {
         debug_assert!(buffer.remaining_mut() >= item.encoded_len());
         item.encode_raw(buffer);
         Ok(())
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        settings()
+    }
+}
+
+/// Reads messages, none that is made of too many things.
+#[derive(Clone, Copy, Debug)]
+pub struct SmallDecoder<U>(PhantomData<U>);
+
+impl<U: Message + Name + Default> Decoder for SmallDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // The code of a message that is too large, which it would be in memory.
+        items::check::<U>(buffer.chunk()).map_err(|error| Status::out_of_range(error.to_string()))?;
+        U::decode(buffer).map(Some).map_err(|error| Status::internal(error.to_string()))
     }
 
     fn buffer_settings(&self) -> BufferSettings {

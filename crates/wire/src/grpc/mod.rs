@@ -3,6 +3,7 @@
 //! Next: `server/src/grpc`, which turns these into calls of a node.
 
 pub mod codec;
+pub mod items;
 
 mod generated {
     #![allow(missing_docs, clippy::all, clippy::unwrap_used, unreachable_pub)]

@@ -30,6 +30,9 @@ impl From<InvalidName> for Invalid {
     }
 }
 
+/// How much is told of what is wrong with a body.
+const REASON_BYTES_MAX: usize = 1024;
+
 /// The body as text that is safe to parse: valid UTF-8, not nested too deep.
 pub fn text(body: &[u8]) -> Result<&str, Invalid> {
     let text = std::str::from_utf8(body).map_err(|error| {
@@ -128,7 +131,16 @@ fn has_field(text: &str, name: &str) -> bool {
 pub fn at_most<'de, const MAX: usize, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
-    deserializer.deserialize_seq(AtMost::<MAX, T>(PhantomData))
+    at_most_in_all::<MAX, T, D>(deserializer, |_| 0)
+}
+
+/// The same where each item has a list of its own, whose length `inner` tells: it stops also where all of these together
+/// are longer than [`limits::MESSAGE_ITEMS_MAX`]. Short items would otherwise multiply to more than the memory holds.
+pub fn at_most_in_all<'de, const MAX: usize, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+    inner: fn(&T) -> usize,
+) -> Result<Vec<T>, D::Error> {
+    deserializer.deserialize_seq(AtMost::<MAX, T> { inner })
 }
 
 /// Refuses a list that was read already and is too long.
@@ -139,7 +151,9 @@ pub fn check_at_most<T>(what: &str, list: &[T], max: usize) -> Result<(), Invali
     Ok(())
 }
 
-struct AtMost<const MAX: usize, T>(PhantomData<T>);
+struct AtMost<const MAX: usize, T> {
+    inner: fn(&T) -> usize,
+}
 
 impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T> {
     type Value = Vec<T>;
@@ -150,12 +164,19 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
         let mut list = Vec::new();
+        let mut left = limits::MESSAGE_ITEMS_MAX;
         while let Some(Object(item)) = items.next_element()? {
             if list.len() == MAX {
                 return Err(de::Error::custom(format_args!(
                     "a list has more than {MAX} items: split it over several requests"
                 )));
             }
+            left = left.checked_sub((self.inner)(&item)).ok_or_else(|| {
+                let max = limits::MESSAGE_ITEMS_MAX;
+                de::Error::custom(format_args!(
+                    "its lists have more than {max} items together: split it over several requests"
+                ))
+            })?;
             list.push(item);
         }
         Ok(list)
@@ -166,7 +187,11 @@ fn not_json(text: &str, error: &serde_json::Error) -> Invalid {
     if text.trim().is_empty() {
         return Invalid::new("the body is empty: send a JSON object, see /docs");
     }
-    Invalid(format!("this request cannot be read: {error}; see /docs for its fields"))
+    // An unknown field is told by its name, which may be as long as the body.
+    let error = error.to_string();
+    let cut = error.floor_char_boundary(REASON_BYTES_MAX);
+    let more = if cut < error.len() { "…" } else { "" };
+    Invalid(format!("this request cannot be read: {}{more}; see /docs for its fields", &error[..cut]))
 }
 
 /// Refuses JSON that is nested deeper than [`limits::JSON_DEPTH_MAX`], before anything parses it.
@@ -238,6 +263,17 @@ mod tests {
     fn bytes_that_are_not_utf8_are_refused_with_their_place() {
         let error = text(b"{\"a\":\"\xff\"}").unwrap_err();
         assert!(error.0.contains("byte 6"), "{error}");
+    }
+
+    #[test]
+    fn a_long_name_does_not_make_a_long_refusal() {
+        let text = format!(r#"{{"{}":1}}"#, "é".repeat(100_000));
+        let error = one::<One>(&text).unwrap_err();
+        assert!(
+            error.0.contains("unknown field `éé") && error.0.len() < 2 * REASON_BYTES_MAX,
+            "{} bytes",
+            error.0.len()
+        );
     }
 
     #[test]

@@ -3,13 +3,13 @@
 //! Each takes one, or many under its plural. An ack may claim the next in the same call.
 
 use model::limits;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::claim::{Claim, ClaimRequest};
 use super::enqueue::TaskRequest;
-use super::parse::{Invalid, at_most, object_or_null};
+use super::parse::{Invalid, at_most, at_most_in_all, object_or_null};
 use super::problem::Problem;
 use super::text::Text;
 use super::time::Time;
@@ -47,14 +47,18 @@ pub struct AckRequest<'a> {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AckManyRequest<'a> {
-    /// At most 10,000.
-    #[serde(borrow, deserialize_with = "at_most::<{ limits::SETTLE_MAX }, _, _>")]
+    /// At most 10,000, with at most 100,000 follow-ups together.
+    #[serde(borrow, deserialize_with = "acks")]
     #[schema(value_type = Vec<AckRequest>)]
     pub acks: Vec<AckRequest<'a>>,
     /// Claims the next in the same call.
     #[serde(borrow, default, deserialize_with = "object_or_null", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<ClaimRequest>)]
     pub claim: Option<ClaimRequest<'a>>,
+}
+
+fn acks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AckRequest<'de>>, D::Error> {
+    at_most_in_all::<{ limits::SETTLE_MAX }, AckRequest<'de>, D>(deserializer, |ack| ack.then.len())
 }
 
 /// Says that an attempt failed.
@@ -322,6 +326,20 @@ mod tests {
         let text = r#"{"acks":[{"token":"t"}],"claim":{"queues":["mail"],"worker":"w"}}"#;
         let read = one_or_many::<AckRequest<'_>, AckManyRequest<'_>>(text, "acks").unwrap();
         assert!(matches!(read, OneOrMany::Many(AckManyRequest { claim: Some(_), .. })));
+    }
+
+    #[test]
+    fn follow_ups_of_all_acks_together_are_bounded() {
+        let then = vec![r#"{"kind":"k"}"#; limits::FOLLOW_UPS_MAX].join(",");
+        let acks = |count: usize| {
+            let ack = format!(r#"{{"token":"t","then":[{then}]}}"#);
+            format!(r#"{{"acks":[{}]}}"#, vec![ack; count].join(","))
+        };
+        let most = limits::MESSAGE_ITEMS_MAX / limits::FOLLOW_UPS_MAX;
+        let read = |text: &str| one_or_many::<AckRequest<'_>, AckManyRequest<'_>>(text, "acks").map(drop);
+        assert_eq!(read(&acks(most)), Ok(()));
+        let error = read(&acks(most + 1)).unwrap_err();
+        assert!(error.0.contains("more than 100000 items together"), "{error}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ fn begin(claims: &mut Claims, number: u64, hold: Hold, now: Instant) -> Arc<Runn
 }
 
 fn held(extends: bool) -> Hold {
-    Hold { hold: HOLD, is_sure: true, extends, wanted: None }
+    Hold { hold: HOLD, is_sure: true, waited: Duration::ZERO, extends, wanted: None }
 }
 
 fn no(seq: u64, code: &str) -> grpc::OutcomeResult {
@@ -282,4 +282,37 @@ fn who_was_told_to_stop_gives_back_whatever_it_was_told_later() {
         let said = claims.outcomes(1, now).pop().unwrap().outcome;
         assert!(matches!(said, Some(Said::Release(_))), "{later:?}: {said:?}");
     }
+}
+
+#[test]
+fn what_passed_before_the_task_came_counts_towards_its_hold() {
+    let (mut claims, start) = (claims(), Instant::now());
+    let waited = Hold { waited: HOLD / 5, ..held(true) };
+    let running = begin(&mut claims, 1, waited, start);
+    assert_eq!(claims.next_due(), Some(start + HOLD / 3 - HOLD / 5));
+    begin(&mut claims, 2, Hold { waited: HOLD / 2, ..held(true) }, start);
+    assert_eq!(claims.next_due(), Some(start), "it is extended at once");
+    claims.due(start + HOLD - HOLD / 5);
+    assert_eq!(running.told(), Some(Cancelled::Deadline));
+    let sent = claims.outcomes(10, start);
+    let whole = Some(Said::Extend(grpc::Extension { hold_ms: Some(30_000) }));
+    assert!(sent.iter().all(|said| said.outcome == whole), "for all of it, from then on: {sent:?}");
+}
+
+#[test]
+fn an_answer_of_a_later_version_costs_no_slot() {
+    let (mut claims, now) = (claims(), Instant::now());
+    let running = begin(&mut claims, 1, held(true), now);
+    running.progress.lock().latest = Some(50.into());
+    claims.note(1);
+    claims.due(now + HOLD / 3);
+    let empty = |seq| grpc::OutcomeResult { seq, result: None };
+    for sent in claims.outcomes(10, now) {
+        claims.answered(empty(sent.seq), now);
+    }
+    assert_eq!((claims.listed().len(), claims.executing()), (1, 1), "it still runs");
+    claims.end(1, Ok(Bytes::new()));
+    let ack = claims.outcomes(10, now).remove(0);
+    claims.answered(empty(ack.seq), now);
+    assert!(claims.is_empty() && claims.executing() == 0);
 }

@@ -4,11 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
-use windlass::{Cancelled, Client, Context, State, TaskError, TaskState, Worker};
+use windlass::{Cancelled, Client, Context, State, Task, TaskError, TaskState, Worker};
 use windlass_testing::TestServer;
 
 use crate::support::{Double, Proxy, end, history, soon, start, until, until_state};
+
+/// A task that takes seconds on a slow line.
+#[derive(Serialize, Deserialize)]
+struct Large(String);
+
+impl Task for Large {
+    const KIND: &'static str = "large";
+    const QUEUE: &'static str = "numbers";
+    type Output = usize;
+}
 
 #[derive(Clone, Default)]
 struct Stage {
@@ -223,5 +234,22 @@ async fn who_waits_for_a_result_still_gets_it_after_a_cut() {
     let handler = async |task: Double, _: Context| Ok::<_, TaskError>(task.0);
     let worker = Worker::new(client).handle(handler).start().unwrap();
     assert_eq!(soon(waiting).await.unwrap().unwrap(), 5);
+    end(server, worker).await;
+}
+
+#[tokio::test]
+async fn an_idle_worker_that_gets_a_large_task_over_a_slow_line_runs_it_once() {
+    let (server, client) = start().await;
+    let proxy = Proxy::to(&server).await;
+    let through = Client::connect(&proxy.url).await.unwrap();
+    let handler = async |task: Large| Ok::<_, TaskError>(task.0.len());
+    let worker = Worker::new(through).slots(1).handle(handler).start().unwrap();
+    until("it is there", || async { !client.admin().workers().await.unwrap().is_empty() }).await;
+    proxy.slow_down();
+    // Some 4 s: a worker that is not heard for 3 s is taken for lost.
+    let handle = client.enqueue(Large("x".repeat(900_000))).await.unwrap();
+    assert_eq!(soon(handle.result()).await.unwrap(), 900_000);
+    let history = history(&client, handle.id()).await;
+    assert_eq!(history, ["enqueued", "claimed", "acked"]);
     end(server, worker).await;
 }

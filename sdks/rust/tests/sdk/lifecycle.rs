@@ -33,6 +33,18 @@ async fn a_task_is_handled_and_its_result_comes_back() {
 }
 
 #[tokio::test]
+async fn a_handler_knows_which_worker_runs_it() {
+    let (server, client) = start().await;
+    let who = async |_: RawTask, cx: Context| Ok::<_, TaskError>(format!("{:?}", cx.worker()));
+    let worker = Worker::new(client.clone()).name("w-7").queues(["numbers"]).handle_raw("double", who);
+    let worker = worker.start().unwrap();
+    let handle = client.enqueue(Double(1)).await.unwrap();
+    let done = server.wait_until(handle.id(), TaskState::Done).await.unwrap();
+    assert_eq!(done.output.as_deref(), Some(&b"\"w-7\""[..]));
+    end(server, worker).await;
+}
+
+#[tokio::test]
 async fn a_thousand_enqueues_at_once_share_a_stream_and_each_is_answered() {
     let (server, client) = start().await;
     let worker = Worker::new(client.clone()).slots(32).handle(double).start().unwrap();

@@ -9,7 +9,7 @@ use windlass::{
     Cancelled, Client, Context, Handle, RunningWorker, State, TaskError, TaskState, Worker, secs,
 };
 
-use crate::support::{Double, end, history, soon, start, until};
+use crate::support::{Double, Proxy, end, history, soon, start, until};
 
 const TASKS: u32 = 32;
 /// Slots that are free when the worker stops.
@@ -177,4 +177,20 @@ async fn run_until_works_until_then() {
     soon(Worker::new(client.clone()).handle(handler).run_until(done)).await.unwrap();
     let worker = Worker::new(client.clone()).handle(handler).start().unwrap();
     end(server, worker).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_cannot_give_back_what_it_ran_says_so() {
+    let (server, client) = start().await;
+    let proxy = Proxy::to(&server).await;
+    let through = Client::connect(&proxy.url).await.unwrap();
+    let stage = Stage::default();
+    let worker = Worker::new(through).slots(1).handle(long).state(stage.clone()).start().unwrap();
+    client.enqueue(Double(1)).await.unwrap();
+    until("it runs", || async { stage.running.load(Ordering::SeqCst) == 1 }).await;
+    proxy.close();
+    worker.stop_now();
+    let error = soon(worker.join()).await.unwrap_err();
+    assert!(error.is_unknown(), "{error}");
+    server.stop().await.unwrap();
 }

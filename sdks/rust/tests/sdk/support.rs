@@ -82,6 +82,7 @@ pub(crate) struct Proxy {
     pub(crate) accepted: Arc<AtomicU64>,
     is_open: Arc<AtomicBool>,
     is_deaf: Arc<AtomicBool>,
+    is_slow: Arc<AtomicBool>,
     cut: tokio::sync::watch::Sender<u64>,
     _accepting: JoinSet<()>,
 }
@@ -91,10 +92,10 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (accepted, is_open) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(true)));
-        let is_deaf = Arc::new(AtomicBool::new(false));
+        let (is_deaf, is_slow) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let cut = tokio::sync::watch::Sender::new(0);
         let (to, counter, gate, cuts) = (server.addr(), accepted.clone(), is_open.clone(), cut.clone());
-        let deaf = is_deaf.clone();
+        let (deaf, slow) = (is_deaf.clone(), is_slow.clone());
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
             loop {
@@ -104,20 +105,20 @@ impl Proxy {
                 }
                 counter.fetch_add(1, Ordering::Relaxed);
                 let mut cut = cuts.subscribe();
-                let deaf = deaf.clone();
+                let (deaf, slow) = (deaf.clone(), slow.clone());
                 tokio::spawn(async move {
                     let mut far = TcpStream::connect(to).await.unwrap();
                     let ((mut near_in, mut near_out), (mut far_in, mut far_out)) =
                         (near.split(), far.split());
                     tokio::select! {
                         () = carry(&mut near_in, &mut far_out, &deaf) => {}
-                        _ = tokio::io::copy(&mut far_in, &mut near_out) => {}
+                        () = trickle(&mut far_in, &mut near_out, &slow) => {}
                         _ = cut.changed() => {}
                     }
                 });
             }
         });
-        Proxy { url, accepted, is_open, is_deaf, cut, _accepting: accepting }
+        Proxy { url, accepted, is_open, is_deaf, is_slow, cut, _accepting: accepting }
     }
 
     /// Breaks all connections; new ones are taken.
@@ -134,6 +135,11 @@ impl Proxy {
     /// From now on nothing that a client says arrives, though the connections stand.
     pub(crate) fn deafen(&self) {
         self.is_deaf.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on what a server says arrives slowly: some 200 KiB a second.
+    pub(crate) fn slow_down(&self) {
+        self.is_slow.store(true, Ordering::Relaxed);
     }
 
     /// Breaks all connections; what is said on new ones arrives.
@@ -154,6 +160,19 @@ async fn carry(from: &mut ReadHalf<'_>, to: &mut WriteHalf<'_>, is_deaf: &Atomic
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         let arrives = !is_deaf.load(Ordering::Relaxed);
         if arrives && to.write_all(&buffer[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Carries bytes the other way, as fast as they go.
+async fn trickle(from: &mut ReadHalf<'_>, to: &mut WriteHalf<'_>, is_slow: &AtomicBool) {
+    let mut buffer = vec![0; 16 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        if is_slow.load(Ordering::Relaxed) {
+            sleep(Duration::from_millis(80)).await;
+        }
+        if to.write_all(&buffer[..count]).await.is_err() {
             return;
         }
     }

@@ -125,3 +125,38 @@ async fn bytes_that_no_node_sends_end_the_connection() {
     stream.write_all(&[0xff; 64]).await.unwrap();
     assert_eq!(one.event().await, LinkEvent::Down(N2));
 }
+
+#[tokio::test]
+async fn a_life_that_is_over_does_not_hide_the_end_of_the_one_that_counts() {
+    use super::super::connection::{Cause, Other};
+    use super::super::table::Shared;
+    let me = Identity { node: N1, process: 1, address: String::new() };
+    let shared = Shared::new(me, Arc::new(SystemClock::new()));
+    shared.set_membership(OURS);
+    shared.set_peers(BTreeMap::from([(N2, "two".to_owned())]), BTreeMap::from([(N2, 3)]));
+    let mut events = shared.events();
+    let other = |process, incarnation| Other {
+        node: N2,
+        process,
+        is_ours: false,
+        knows_cluster: true,
+        incarnation: Some(incarnation),
+        host: None,
+        our_cluster: CLUSTER,
+    };
+    let desk = Arc::<Desk>::default();
+    let counts = shared.install(other(7, 4), None, desk.clone()).unwrap();
+    shared.open(&counts);
+    counts.close(Cause::Other("its process ended".to_owned()));
+    shared.ended(&counts);
+    // Before anybody looks, an earlier life of the node comes.
+    let over = shared.install(other(8, 3), None, desk).unwrap();
+    shared.open(&over);
+    let lost = tokio::time::timeout(SOON, shared.vacant(N2)).await.expect("it is looked into");
+    assert_eq!(lost, Some(7));
+    shared.ended_there(N2, 7);
+    let told: Vec<LinkEvent> = std::iter::from_fn(|| events.try_recv().ok()).collect();
+    assert_eq!(told, [LinkEvent::Up(N2), LinkEvent::Down(N2), LinkEvent::Gone(N2)]);
+    let again = tokio::time::timeout(Duration::from_millis(50), shared.vacant(N2)).await;
+    assert!(again.is_err(), "it was looked into once");
+}

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use model::{SessionId, WorkerName, limits};
+use model::{Millis, SessionId, WorkerName};
 use node::SessionStream;
-use node::call::{BeatAnswer, ClaimCall};
+use node::call::{BeatAnswer, ClaimCall, WorkerFacts};
 use tonic::{Status, Streaming};
 use wire::grpc;
 use wire::grpc::worker_message::Message;
 use wire::http::claim::ClaimRequest;
 use wire::http::worker::RegisterRequest;
-use wire::http::{Code, Ms, Session};
+use wire::http::{Code, Session};
 
 use super::super::{read, workers};
 use crate::app::App;
@@ -20,8 +20,11 @@ use crate::problem::Refusal;
 
 /// How long a stream may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a worker that holds nothing shall beat: its open stream speaks for it meanwhile.
-const IDLE_BEAT: Duration = Duration::from_secs(30);
+/// How often a worker that holds nothing shall beat: its open stream speaks for it meanwhile. More often than a silent
+/// connection is asked whether it is there (`listen.rs`), so that who beats is not asked.
+const IDLE_BEAT: Duration = Duration::from_secs(20);
+/// How long a claim of a stream waits. It ends with the stream: there is no need to make it anew every minute.
+const CLAIM_WAIT: Millis = Millis::mins(10);
 /// The label that shows with which SDK a worker speaks.
 const SDK_LABEL: &str = "sdk";
 
@@ -70,7 +73,7 @@ async fn registered(app: &App, hello: grpc::Hello) -> Result<Comer, Refusal> {
         beat_ms: read::ms("beat_ms", hello.beat_ms)?,
         session: resumes.map(Session),
     };
-    let facts = facts(&request)?;
+    let facts = WorkerFacts { instance: hello.instance, ..facts(&request)? };
     let (worker, beat) = (facts.name.clone(), facts.beat);
     let claim = claim_call(&hello)?;
     let (session, _) = app.node.register_alone(facts).await?;
@@ -113,11 +116,10 @@ fn claim_call(hello: &grpc::Hello) -> Result<Option<ClaimCall>, Refusal> {
         queues: Some(read::choices(&hello.queues)),
         worker: hello.worker.as_str().into(),
         hold_ms: read::ms("hold_ms", hello.hold_ms)?,
-        wait_ms: Some(Ms::from(limits::CLAIM_WAIT_MAX)),
         ..ClaimRequest::default()
     })?;
     match ask {
-        Ask::Queues(call) => Ok(Some(call)),
+        Ask::Queues(call) => Ok(Some(ClaimCall { wait: CLAIM_WAIT, ..call })),
         Ask::One(_) => unreachable!("a claim without an id is one over queues"),
     }
 }

@@ -6,15 +6,17 @@
 //! it breaks, the session ends within a second unless another stream takes its place, at whichever node; when the
 //! server stops, the session is held until the node is gone, so that the worker keeps its claims.
 //!
-//! Start at `Work::serve`, the loop. `hello.rs` is how a worker comes in, `out.rs` what goes to it, `sizes.rs` how much
-//! of that may wait.
+//! Start at `Work::serve`, the loop. `hello.rs` is how a worker comes in, `out.rs` what goes to it (by `handover.rs`),
+//! `sizes.rs` how much of that may wait.
 
+mod handover;
 mod hello;
 mod out;
 mod sizes;
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::pin::Pin;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -23,8 +25,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use model::{Fence, SessionId, TaskId, WorkerName, limits};
 use node::call::{Answer, BeatAnswer, Claim, ClaimCall, WorkerState};
 use node::{SessionBell, SessionStream};
-use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::Sleep;
 use tonic::{Response, Status, Streaming};
 use wire::grpc;
 use wire::grpc::outcome_result::Result as Told;
@@ -33,9 +34,10 @@ use wire::grpc::worker_message::Message as WorkerSays;
 use wire::http::parse::check_at_most;
 use wire::http::{Code, Problem};
 
+use self::handover::Closed;
 use self::hello::{Comer, over};
-use self::out::{Closed, Out, Outbox, way_out};
-use self::sizes::Sizes;
+use self::out::{Out, Outbox, WayOut, bytes, way_out};
+use self::sizes::{Sizes, fitting};
 use super::settle::Sorted;
 use super::{read, status, tell};
 use crate::app::App;
@@ -64,8 +66,9 @@ pub(super) async fn begin(
     mut incoming: Streaming<grpc::WorkerMessage>,
 ) -> Result<Response<Outgoing>, Status> {
     let comer = hello::take_in(app, &mut incoming).await?;
-    let (sender, outgoing) = way_out(app.node.clone());
-    tokio::spawn(Work::new(app.clone(), comer, incoming, sender).run());
+    let (way, outgoing) = way_out(app.node.clone());
+    // Boxed: a task would keep room for it twice.
+    tokio::spawn(Box::new(Work::new(app.clone(), comer, incoming, way)).run());
     Ok(Response::new(outgoing))
 }
 
@@ -79,7 +82,7 @@ struct Work {
     /// How it claims; nothing for one that wants no tasks.
     claim: Option<ClaimCall>,
     incoming: Streaming<grpc::WorkerMessage>,
-    sender: mpsc::Sender<Out>,
+    way: WayOut,
     outbox: Outbox,
     /// Room that no claim has taken up yet.
     credit: u32,
@@ -87,11 +90,13 @@ struct Work {
     credit_asked: u32,
     sizes: Sizes,
     claims: FuturesUnordered<BoxFuture<'static, Claimed>>,
-    /// No claim before this.
-    paused_until: Option<Instant>,
+    /// No claim before its end.
+    pause: Option<Pin<Box<Sleep>>>,
     /// Outcomes that were read and not handed to the node.
     batch: Sorted,
-    calls: FuturesUnordered<BoxFuture<'static, Done>>,
+    /// Calls under way, and what is waited for beside them.
+    events: FuturesUnordered<BoxFuture<'static, Event>>,
+    calls_under_way: usize,
     outcomes_under_way: usize,
     beats: Beats,
     /// What was pushed and is not known to have arrived, oldest first.
@@ -102,23 +107,20 @@ struct Work {
     cancels: Vec<(TaskId, Fence)>,
 }
 
-/// What seldom happens. Waited for once, so that a turn of the loop costs nothing for it.
-enum Rare {
-    /// The server stops.
-    Stopping,
-    /// Nobody reads any more.
-    Gone,
-    /// Something else is asked of the worker.
-    Asked(SessionBell),
-}
-
 /// What became of a claim for so many.
 type Claimed = (u32, Result<Answer<Vec<Claim>>, node::Error>);
 
-/// What became of a call.
-enum Done {
+/// What happens beside reading, claiming and sending. Each is waited for once, so that a turn of the loop costs nothing
+/// for what seldom happens.
+enum Event {
+    /// What became of outcomes.
     Settled(Vec<grpc::OutcomeResult>),
+    /// What a beat is answered.
     Beat(Result<BeatAnswer, node::Error>),
+    /// Something else may be asked of the worker.
+    Asked(SessionBell),
+    /// The server stops.
+    Stopping,
 }
 
 /// One beat is looked into at a time; of those that come meanwhile the last counts.
@@ -144,12 +146,7 @@ enum End {
 type Flow = ControlFlow<End>;
 
 impl Work {
-    fn new(
-        app: App,
-        comer: Comer,
-        incoming: Streaming<grpc::WorkerMessage>,
-        sender: mpsc::Sender<Out>,
-    ) -> Work {
+    fn new(app: App, comer: Comer, incoming: Streaming<grpc::WorkerMessage>, way: WayOut) -> Work {
         let Comer { worker, session, held, asked, claim, welcome } = comer;
         let mut outbox = Outbox::new(app.node.clone());
         outbox.tell(ServerSays::Welcome(welcome));
@@ -161,15 +158,16 @@ impl Work {
             state: WorkerState::Running,
             claim,
             incoming,
-            sender,
+            way,
             outbox,
             credit: 0,
             credit_asked: 0,
             sizes: Sizes::default(),
             claims: FuturesUnordered::new(),
-            paused_until: None,
+            pause: None,
             batch: Sorted::default(),
-            calls: FuturesUnordered::new(),
+            events: FuturesUnordered::new(),
+            calls_under_way: 0,
             outcomes_under_way: 0,
             beats: Beats::Idle,
             on_the_way: VecDeque::new(),
@@ -177,10 +175,11 @@ impl Work {
             cancels: Vec::new(),
         };
         work.asked(asked);
+        work.wait_for(work.held.bell());
         work
     }
 
-    async fn run(mut self) {
+    async fn run(mut self: Box<Work>) {
         let end = self.serve().await;
         // Apart, so that thousands of idle streams do not keep room for their end.
         Box::pin(self.finish(end)).await;
@@ -188,25 +187,17 @@ impl Work {
 
     /// The loop.
     async fn serve(&mut self) -> End {
-        let mut rare = self.rare();
         loop {
             self.claim_more();
             tokio::select! {
                 biased;
-                Some(happened) = rare.next() => match happened {
-                    Rare::Stopping => return End::Stopping,
-                    Rare::Gone => return End::Gone,
-                    Rare::Asked(bell) => match self.held.now() {
-                        Some(asked) => {
-                            self.asked(asked);
-                            rare.push(bell.rung().map(Rare::Asked).boxed());
-                        }
-                        None => return End::Over,
-                    },
+                Some(event) = self.events.next() => match self.happened(event) {
+                    Flow::Continue(()) => {}
+                    Flow::Break(end) => return end,
                 },
-                Some(done) = self.calls.next(), if !self.calls.is_empty() => self.done(done),
                 Some(claimed) = self.claims.next(), if !self.claims.is_empty() => self.claimed(claimed),
-                sent = self.outbox.send(&self.sender), if !self.outbox.is_empty() => match sent {
+                // Also with nothing to send: it tells when nobody reads any more.
+                sent = self.outbox.send(&self.way) => match sent {
                     Ok(()) => {}
                     Err(Closed) => return End::Gone,
                 },
@@ -214,22 +205,57 @@ impl Work {
                     Flow::Continue(()) => {}
                     Flow::Break(end) => return end,
                 },
-                () = until(self.paused_until), if self.paused_until.is_some() => self.paused_until = None,
+                () = over_with(&mut self.pause), if self.pause.is_some() => self.pause = None,
             }
         }
     }
 
-    fn rare(&self) -> FuturesUnordered<BoxFuture<'static, Rare>> {
-        // A token of its own: thousands of streams do not meet at one lock.
-        let stopping = self.app.stopping().child_token();
-        let sender = self.sender.clone();
-        [
-            async move { stopping.cancelled().await }.map(|()| Rare::Stopping).boxed(),
-            async move { sender.closed().await }.map(|()| Rare::Gone).boxed(),
-            self.held.bell().rung().map(Rare::Asked).boxed(),
-        ]
-        .into_iter()
-        .collect()
+    /// Waits for the end of the server, and for the bell.
+    fn wait_for(&self, bell: SessionBell) {
+        let stopping = self.app.stopping().clone();
+        let event = async move {
+            tokio::select! {
+                biased;
+                () = stopping.cancelled() => Event::Stopping,
+                bell = bell.rung() => Event::Asked(bell),
+            }
+        };
+        self.events.push(event.boxed());
+    }
+
+    /// Takes in what happened, and what else did at the same time.
+    fn happened(&mut self, first: Event) -> Flow {
+        let mut event = first;
+        loop {
+            match event {
+                Event::Settled(results) => {
+                    self.calls_under_way -= 1;
+                    self.outcomes_under_way -= results.len();
+                    self.outbox.add_results(results);
+                }
+                Event::Beat(answer) => {
+                    self.calls_under_way -= 1;
+                    self.beaten(answer);
+                }
+                Event::Asked(bell) => match self.held.now() {
+                    Some(asked) => {
+                        self.asked(asked);
+                        self.wait_for(bell);
+                    }
+                    None => return Flow::Break(End::Over),
+                },
+                Event::Stopping => return Flow::Break(End::Stopping),
+            }
+            match self.events.next().now_or_never().flatten() {
+                Some(next) => event = next,
+                None => return Flow::Continue(()),
+            }
+        }
+    }
+
+    fn call(&mut self, call: impl Future<Output = Event> + Send + 'static) {
+        self.events.push(call.boxed());
+        self.calls_under_way += 1;
     }
 
     /// Whoever has too many outcomes unanswered, or does not take the answers, is not read from.
@@ -327,7 +353,7 @@ impl Work {
             return;
         }
         let (batch, node) = (std::mem::take(&mut self.batch), self.app.node.clone());
-        self.calls.push(async move { Done::Settled(batch.settle(&node).await.0) }.boxed());
+        self.call(async move { Event::Settled(batch.settle(&node).await.0) });
     }
 
     /// A beat: what the worker holds, and what it has not got yet.
@@ -354,28 +380,8 @@ impl Work {
     fn look_into(&mut self, held: Vec<(TaskId, Fence)>) {
         let (node, worker, session) = (self.app.node.clone(), self.worker.clone(), self.session);
         let on_the_way = self.on_the_way.iter().copied().collect();
-        self.calls.push(
-            async move { Done::Beat(node.beat_on_stream(&worker, session, held, on_the_way).await) }.boxed(),
-        );
+        self.call(async move { Event::Beat(node.beat_on_stream(&worker, session, held, on_the_way).await) });
         self.beats = Beats::UnderWay { next: None };
-    }
-
-    /// Takes in what a call brought, and what others brought at the same time.
-    fn done(&mut self, first: Done) {
-        let mut done = first;
-        loop {
-            match done {
-                Done::Settled(results) => {
-                    self.outcomes_under_way -= results.len();
-                    self.outbox.add_results(results);
-                }
-                Done::Beat(answer) => self.beaten(answer),
-            }
-            match self.calls.next().now_or_never().flatten() {
-                Some(next) => done = next,
-                None => return,
-            }
-        }
     }
 
     fn beaten(&mut self, answer: Result<BeatAnswer, node::Error>) {
@@ -399,7 +405,7 @@ impl Work {
         while self.credit > 0
             && self.state == WorkerState::Running
             && self.claims.len() < CLAIMS_MAX
-            && self.paused_until.is_none()
+            && self.pause.is_none()
         {
             let room = self.sizes.room(self.outbox.tasks_bytes(), self.credit_asked);
             let max = self.credit.min(limits::CLAIM_MAX).min(room);
@@ -409,8 +415,8 @@ impl Work {
             }
             self.credit -= max;
             self.credit_asked += max;
-            let (call, node) = (ClaimCall { max, ..call.clone() }, self.app.node.clone());
-            self.claims.push(async move { (max, node.claim(call).await) }.boxed());
+            let claim = self.app.node.claim(ClaimCall { max, ..call.clone() });
+            self.claims.push(claim.map(move |claimed| (max, claimed)).boxed());
         }
     }
 
@@ -429,16 +435,21 @@ impl Work {
     fn take_in(&mut self, (asked, claimed): Claimed) {
         self.credit_asked -= asked;
         match claimed {
-            Ok(answer) => {
-                let got = u32::try_from(answer.value.len()).unwrap_or(asked);
+            Ok(Answer { value: mut claims, .. }) => {
+                self.sizes.saw(&claims);
+                let fitting = fitting(self.outbox.tasks_bytes(), claims.iter().map(bytes));
+                let over = claims.split_off(fitting);
+                if !over.is_empty() {
+                    self.app.node.give_back(&over);
+                }
+                let got = u32::try_from(claims.len()).unwrap_or(asked);
                 self.credit += asked.saturating_sub(got);
-                self.sizes.saw(&answer.value);
-                self.on_the_way.extend(answer.value.iter().map(|claim| (claim.id, claim.fence)));
-                self.outbox.push(answer.value);
+                self.on_the_way.extend(claims.iter().map(|claim| (claim.id, claim.fence)));
+                self.outbox.push(claims);
             }
             Err(error) => {
                 self.credit += asked;
-                self.paused_until = Some(Instant::now() + CLAIM_PAUSE);
+                self.pause = Some(Box::pin(tokio::time::sleep(CLAIM_PAUSE)));
                 self.outbox.complain(tell::refused(&error));
             }
         }
@@ -469,15 +480,21 @@ impl Work {
     }
 
     /// Ends the stream in order.
-    async fn finish(mut self, end: End) {
+    async fn finish(mut self: Box<Work>, end: End) {
         self.claims.clear();
         self.outbox.give_back();
         let status = match end {
             // Whoever looks for lost workers shall know at once; what was said before still counts.
             End::Gone => {
-                let calls = std::mem::take(&mut self.calls);
+                let (mut events, mut calls) = (std::mem::take(&mut self.events), self.calls_under_way);
                 drop(self);
-                let _ = tokio::time::timeout(FINISH_TIMEOUT, calls.for_each(|_| async {})).await;
+                let answered = async {
+                    while calls > 0 {
+                        let event = events.next().await;
+                        calls -= usize::from(matches!(event, Some(Event::Settled(_) | Event::Beat(_))));
+                    }
+                };
+                let _ = tokio::time::timeout(FINISH_TIMEOUT, answered).await;
                 return;
             }
             End::Left => {
@@ -501,11 +518,11 @@ impl Work {
             }
         };
         let end = Out::End(Box::new(status.into()));
-        let _ = tokio::time::timeout(FINISH_TIMEOUT, self.sender.send(end)).await;
+        let _ = tokio::time::timeout(FINISH_TIMEOUT, self.way.send(end)).await;
         if self.app.stopping().is_cancelled() {
-            let Work { mut held, incoming, sender, .. } = self;
+            let Work { mut held, incoming, way, .. } = *self;
             // Both ends, so that the connection can close.
-            drop((incoming, sender));
+            drop((incoming, way));
             // The worker has not gone, we have: it is held until the node itself has stopped, so that its claims
             // are still its own when it comes back.
             while held.next().await.is_some() {}
@@ -515,11 +532,12 @@ impl Work {
     /// Answers what was asked, as long as the worker takes it.
     async fn answer_all(&mut self) {
         let answering = async {
-            while !self.calls.is_empty() || !self.outbox.is_empty() {
+            while self.calls_under_way > 0 || !self.outbox.is_empty() {
                 tokio::select! {
                     biased;
-                    Some(done) = self.calls.next(), if !self.calls.is_empty() => self.done(done),
-                    sent = self.outbox.send(&self.sender), if !self.outbox.is_empty() => if sent.is_err() {
+                    // It ends already, whatever else happens.
+                    Some(event) = self.events.next() => drop(self.happened(event)),
+                    sent = self.outbox.send(&self.way) => if sent.is_err() {
                         return;
                     },
                 }
@@ -547,9 +565,9 @@ fn unread(status: &Status) -> End {
     }
 }
 
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
+async fn over_with(pause: &mut Option<Pin<Box<Sleep>>>) {
+    match pause {
+        Some(pause) => pause.await,
         None => std::future::pending().await,
     }
 }

@@ -2,23 +2,28 @@
 //! take any more are given back.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use futures::Stream;
 use node::Node;
 use node::call::Claim;
-use tokio::sync::mpsc;
 use tonic::Status;
 use wire::grpc;
 use wire::grpc::server_message::Message;
 
 use super::super::tell;
+use super::handover::{Closed, Giver, Taker, handover};
 
 /// Messages between the two sides. Few: what waits longer is gathered into fewer messages.
 const HANDED_OVER_MAX: usize = 4;
 /// Bytes of payload in one push, but for a single larger task. Little: what is sent next need not wait long for it.
 const PUSH_BYTES_MAX: usize = 256 * 1024;
+/// A push of more bytes than this is announced: on a slow line its worker, which counts as the holder already, would be
+/// silent until all of it is there.
+const ANNOUNCED_BYTES: usize = 64 * 1024;
 /// What a task has beside its payload, about.
 const BESIDE_PAYLOAD: usize = 256;
 /// Results in one message.
@@ -26,23 +31,22 @@ const RESULTS_MAX: usize = 1_000;
 
 /// One thing for the worker.
 pub(super) enum Out {
-    /// Tasks, written as late as possible.
-    Tasks(Vec<Claim>),
+    /// Tasks, written as late as possible, and since when the oldest waits.
+    Tasks(Vec<Claim>, Instant),
     /// Anything else.
     Message(Box<Message>),
     /// The end of the stream, unless it ends well.
     End(Box<Status>),
 }
 
-/// Nobody reads any more.
-pub(super) struct Closed;
-
 /// What is to be sent.
 pub(super) struct Outbox {
     node: Node,
     results: VecDeque<grpc::OutcomeResult>,
-    tasks: VecDeque<Claim>,
+    tasks: VecDeque<(Claim, Instant)>,
     tasks_bytes: usize,
+    /// The next tasks were announced.
+    is_announced: bool,
     beat: Option<grpc::BeatAnswer>,
     error: Option<grpc::Error>,
     /// What a worker shall do: a few, and one for each task that is to be cancelled.
@@ -52,7 +56,7 @@ pub(super) struct Outbox {
 impl Outbox {
     pub(super) fn new(node: Node) -> Outbox {
         let (results, tasks, rest) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Outbox { node, results, tasks, tasks_bytes: 0, beat: None, error: None, rest }
+        Outbox { node, results, tasks, tasks_bytes: 0, is_announced: false, beat: None, error: None, rest }
     }
 
     /// The bytes of the tasks that wait.
@@ -74,12 +78,17 @@ impl Outbox {
     }
 
     pub(super) fn push(&mut self, claims: Vec<Claim>) {
+        let now = Instant::now();
         self.tasks_bytes += claims.iter().map(bytes).sum::<usize>();
-        self.tasks.extend(claims);
+        self.tasks.extend(claims.into_iter().map(|claim| (claim, now)));
     }
 
-    /// The newest answer to a beat says all that the one before did.
-    pub(super) fn answer_beat(&mut self, answer: grpc::BeatAnswer) {
+    /// The newest answer to a beat says all that the one before did, but for what is told once: which claims are lost.
+    pub(super) fn answer_beat(&mut self, mut answer: grpc::BeatAnswer) {
+        let before = self.beat.take().map(|before| before.lost).unwrap_or_default();
+        answer.lost.extend(before);
+        answer.lost.sort_unstable_by(|one, other| (&one.id, one.fence).cmp(&(&other.id, other.fence)));
+        answer.lost.dedup();
         self.beat = Some(answer);
     }
 
@@ -96,17 +105,10 @@ impl Outbox {
             && self.rest.is_empty()
     }
 
-    /// Sends what there is room for, once there is some. Losing a race loses nothing.
-    pub(super) async fn send(&mut self, sender: &mpsc::Sender<Out>) -> Result<(), Closed> {
-        let mut permit = sender.reserve().await.map_err(|_| Closed)?;
-        while let Some(out) = self.next() {
-            permit.send(out);
-            match sender.try_reserve() {
-                Ok(next) => permit = next,
-                Err(_) => break,
-            }
-        }
-        Ok(())
+    /// Hands over what there is room for. Returns when something went, or when nobody reads any more. Losing a race
+    /// loses nothing.
+    pub(super) async fn send(&mut self, way: &WayOut) -> Result<(), Closed> {
+        poll_fn(|context| way.0.poll_give(context, || self.next())).await
     }
 
     /// The next to go out.
@@ -123,28 +125,36 @@ impl Outbox {
             let results = self.results.drain(..count).collect();
             return Some(Out::Message(Box::new(Message::Results(grpc::OutcomeResults { results }))));
         }
-        if !self.tasks.is_empty() {
-            return Some(Out::Tasks(self.next_tasks()));
+        if let Some((_, since)) = self.tasks.front() {
+            let since = *since;
+            let (count, sum) = self.next_tasks();
+            if sum > ANNOUNCED_BYTES && !std::mem::replace(&mut self.is_announced, true) {
+                return Some(Out::Message(Box::new(Message::Tasks(grpc::Tasks::default()))));
+            }
+            self.is_announced = false;
+            self.tasks_bytes -= sum;
+            return Some(Out::Tasks(self.tasks.drain(..count).map(|(claim, _)| claim).collect(), since));
         }
         self.error.take().map(|error| Out::Message(Box::new(Message::Error(error))))
     }
 
-    fn next_tasks(&mut self) -> Vec<Claim> {
-        let mut sum = 0;
-        let mut fits = |claim: &Claim| {
-            sum += bytes(claim);
-            sum <= PUSH_BYTES_MAX
-        };
-        let count = self.tasks.iter().take_while(|claim| fits(claim)).count().max(1);
-        let tasks: Vec<Claim> = self.tasks.drain(..count).collect();
-        self.tasks_bytes -= tasks.iter().map(bytes).sum::<usize>();
-        tasks
+    /// How many tasks go with the next push, and their bytes.
+    fn next_tasks(&self) -> (usize, usize) {
+        let (mut count, mut sum) = (0, 0);
+        for (claim, _) in &self.tasks {
+            let bytes = bytes(claim);
+            if count > 0 && sum + bytes > PUSH_BYTES_MAX {
+                break;
+            }
+            (count, sum) = (count + 1, sum + bytes);
+        }
+        (count, sum)
     }
 
     /// Gives back the tasks that were not sent. How many.
     pub(super) fn give_back(&mut self) -> usize {
-        let tasks = Vec::from(std::mem::take(&mut self.tasks));
-        self.tasks_bytes = 0;
+        let tasks: Vec<Claim> = std::mem::take(&mut self.tasks).into_iter().map(|(claim, _)| claim).collect();
+        (self.tasks_bytes, self.is_announced) = (0, false);
         if !tasks.is_empty() {
             self.node.give_back(&tasks);
         }
@@ -164,25 +174,36 @@ impl Drop for Outbox {
 }
 
 /// Both ends of the way out.
-pub(super) fn way_out(node: Node) -> (mpsc::Sender<Out>, Outgoing) {
-    let (sender, receiver) = mpsc::channel(HANDED_OVER_MAX);
-    (sender, Outgoing { receiver, node })
+pub(super) fn way_out(node: Node) -> (WayOut, Outgoing) {
+    let (giver, taker) = handover(HANDED_OVER_MAX);
+    (WayOut(giver), Outgoing { taker, node })
+}
+
+/// The way to a worker.
+pub(super) struct WayOut(Giver<Out>);
+
+impl WayOut {
+    /// Sends one thing more.
+    pub(super) async fn send(&self, out: Out) -> Result<(), Closed> {
+        let mut out = Some(out);
+        poll_fn(|context| self.0.poll_give(context, || out.take())).await
+    }
 }
 
 /// The stream to a worker, as the connection reads it.
 pub(crate) struct Outgoing {
-    receiver: mpsc::Receiver<Out>,
+    taker: Taker<Out>,
     node: Node,
 }
 
 impl Stream for Outgoing {
     type Item = Result<grpc::ServerMessage, Status>;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let out = std::task::ready!(self.receiver.poll_recv(context));
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let out = std::task::ready!(self.taker.poll_take(context));
         Poll::Ready(out.map(|out| match out {
-            Out::Tasks(claims) => {
-                let claims = tell::claims(claims);
+            Out::Tasks(claims, since) => {
+                let claims = tell::claims_after(since.elapsed(), claims);
                 Ok(grpc::ServerMessage { message: Some(Message::Tasks(grpc::Tasks { claims })) })
             }
             Out::Message(message) => Ok(grpc::ServerMessage { message: Some(*message) }),
@@ -193,9 +214,8 @@ impl Stream for Outgoing {
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        self.receiver.close();
-        while let Ok(out) = self.receiver.try_recv() {
-            if let Out::Tasks(claims) = out {
+        for out in self.taker.close() {
+            if let Out::Tasks(claims, _) = out {
                 self.node.give_back(&claims);
             }
         }

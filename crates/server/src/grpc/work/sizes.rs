@@ -1,6 +1,7 @@
 //! How many tasks may be claimed for one worker, so that what waits for it stays within its bytes.
 //!
-//! How large tasks are shows only when they are claimed: what came last tells what comes next.
+//! How large tasks are shows only when they are claimed: what came last tells what comes next. Where that was wrong,
+//! what does not fit is given back.
 
 use model::limits;
 use node::call::Claim;
@@ -46,6 +47,17 @@ impl Sizes {
     }
 }
 
+/// How many of these, from the first on, may wait beside so many bytes: one at least when nothing waits.
+pub(super) fn fitting(waiting_bytes: usize, sizes: impl Iterator<Item = usize>) -> usize {
+    let mut sum = waiting_bytes;
+    let fits = |size: &usize| {
+        let is_alone = sum == 0;
+        sum += size;
+        is_alone || sum <= limits::PUSH_WAITING_BYTES_MAX
+    };
+    sizes.take_while(fits).count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,5 +95,20 @@ mod tests {
         let soon = sizes.room(0, 0);
         (0..20).for_each(|_| sizes.saw_bytes(300));
         assert!(before < soon && soon < sizes.room(0, 0));
+    }
+
+    #[test]
+    fn what_is_larger_than_expected_does_not_wait_beyond_the_bound() {
+        for (what, waiting, sizes, expected) in [
+            ("all fit", 0, vec![300; 1_000], 1_000),
+            ("large ones after small ones", 0, vec![MAX / 8; 1_000], 8),
+            ("beside what waits", MAX / 2, vec![MAX / 8; 9], 4),
+            ("one that is too large by itself", 0, vec![MAX * 2, 1], 1),
+            ("one that is too large beside another", 1, vec![MAX * 2, 1], 0),
+            ("one huge among many small", 0, vec![300, 300, MAX, 300], 2),
+            ("nothing", 0, vec![], 0),
+        ] {
+            assert_eq!(fitting(waiting, sizes.into_iter()), expected, "{what}");
+        }
     }
 }
