@@ -47,7 +47,7 @@ const RESETS_WAITING_MAX: usize = 20;
 const RESETS_BY_US_MAX: usize = 1_024;
 /// When a silent HTTP/2 connection is asked whether it is there, and how long it may take to answer.
 const PING_INTERVAL: Duration = Duration::from_secs(25);
-const PING_TIMEOUT: Duration = Duration::from_secs(15);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// What one HTTP/2 stream, and one connection, may send before we have read it.
 const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;

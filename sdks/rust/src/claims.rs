@@ -20,7 +20,7 @@ use crate::context::{Cancelled, Running};
 use crate::error::{Error, TaskError};
 use crate::hub::{ExtendWish, Outcome};
 use crate::middleware::Metrics;
-use crate::outcome::{cut, done, given_back, not_done, within};
+use crate::outcome::{cut, done, follow_ups, given_back, not_done, within};
 use crate::task::{TaskId, millis};
 
 /// A claim is extended when this part of its hold has passed.
@@ -35,6 +35,8 @@ const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// Outcomes of one message, and their bytes, but for a single larger one.
 const OUTCOMES_MAX: usize = 1_000;
 const OUTCOMES_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// What follows the outcomes of one message. Servers refuse a message with more than twice as many.
+const FOLLOW_UPS_MAX: usize = 50_000;
 /// The largest message that a server takes, unless it says another.
 const MESSAGE_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// What a message has beside its outcome, at most.
@@ -341,11 +343,12 @@ impl Claims {
     /// What is to be sent now, at most `room`.
     pub(crate) fn outcomes(&mut self, room: usize, now: Instant) -> Vec<grpc::Outcome> {
         let mut outcomes = Vec::with_capacity(self.outbox.len().min(OUTCOMES_MAX));
-        let mut bytes = 0;
+        let (mut bytes, mut items) = (0, 0);
         while outcomes.len() < OUTCOMES_MAX.min(room) {
             let Some(mut letter) = self.outbox.pop_front() else { break };
             bytes += prost::Message::encoded_len(&letter.outcome);
-            if bytes > OUTCOMES_BYTES_MAX && !outcomes.is_empty() {
+            items += follow_ups(&letter.outcome);
+            if (bytes > OUTCOMES_BYTES_MAX || items > FOLLOW_UPS_MAX) && !outcomes.is_empty() {
                 self.outbox.push_front(letter);
                 break;
             }

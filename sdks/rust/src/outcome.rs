@@ -13,6 +13,8 @@ use crate::task::millis;
 /// Length of an error's one line, and of its detail. Servers cut what is longer.
 const ERROR_BYTES_MAX: usize = 4 * 1024;
 const DETAIL_BYTES_MAX: usize = 32 * 1024;
+/// Follow-ups of one ack. Servers refuse more.
+const THEN_MAX: usize = 1_000;
 
 /// An ack with what shall follow.
 pub(crate) fn done(output: bytes::Bytes, running: &Running) -> Said {
@@ -44,6 +46,14 @@ pub(crate) fn given_back(delay: Duration) -> Said {
 /// The same, unless no server would read it: then the attempt failed. One that is sent all the same breaks the stream,
 /// again and again, and nothing that waits behind it arrives.
 pub(crate) fn within(said: Said, token: &str, bytes_max: usize) -> Said {
+    if let Said::Ack(done) = &said
+        && done.then.len() > THEN_MAX
+    {
+        return not_done(&TaskError::retry(format!(
+            "{} tasks shall follow, a server takes at most {THEN_MAX} with one: enqueue them from a task that follows",
+            done.then.len()
+        )));
+    }
     let outcome = grpc::Outcome { seq: u64::MAX, token: token.to_owned(), outcome: Some(said) };
     let bytes = outcome.encoded_len();
     match outcome.outcome {
@@ -51,6 +61,14 @@ pub(crate) fn within(said: Said, token: &str, bytes_max: usize) -> Said {
         _ => not_done(&TaskError::retry(format!(
             "the output and what shall follow have {bytes} bytes, a server takes at most {bytes_max}: store the output elsewhere and give back where it is"
         ))),
+    }
+}
+
+/// How many tasks follow an outcome.
+pub(crate) fn follow_ups(outcome: &grpc::Outcome) -> usize {
+    match &outcome.outcome {
+        Some(Said::Ack(done)) => done.then.len(),
+        _ => 0,
     }
 }
 
@@ -69,6 +87,11 @@ mod tests {
         assert!(matches!(within(ack(900), "t", 1_000), Said::Ack(_)));
         let Said::Fail(failed) = within(ack(1_000), "t", 1_000) else { panic!("it is sent") };
         assert!(failed.error.contains("at most 1000") && !failed.fatal, "{failed:?}");
+        let then = |count| {
+            Said::Ack(grpc::Done { output: bytes::Bytes::new(), then: vec![grpc::Task::default(); count] })
+        };
+        assert!(matches!(within(then(THEN_MAX), "t", usize::MAX), Said::Ack(_)));
+        assert!(matches!(within(then(THEN_MAX + 1), "t", usize::MAX), Said::Fail(_)));
         let many =
             Said::Ack(grpc::Done { output: Default::default(), then: vec![grpc::Task::default(); 600] });
         assert!(matches!(within(many, "t", 1_000), Said::Fail(_)), "what shall follow counts too");

@@ -63,10 +63,12 @@ impl OnStream {
         ANSWER_TIMEOUT.max(self.beat * 2)
     }
 
-    /// When nobody is there any more, if nothing is heard until then. What is large comes before the answer.
-    pub(crate) fn silent_at(&self) -> Option<Instant> {
+    /// When nobody is there any more, if nothing is heard until then. What is large comes before the answer; whoever
+    /// holds claims cannot wait for it, or they are freed.
+    pub(crate) fn silent_at(&self, holds_nothing: bool) -> Option<Instant> {
         let at = self.unanswered_since.map(|since| since + self.answer_timeout())?;
-        Some(self.expects_until.map_or(at, |until| at.max(until)))
+        let until = self.expects_until.filter(|_| holds_nothing);
+        Some(until.map_or(at, |until| at.max(until)))
     }
 
     /// Tasks came, or (none) the word that a large one follows. Whoever held nothing beats sooner from now on.
@@ -133,10 +135,11 @@ mod tests {
         on.tasks_came(0, start);
         assert_eq!((on.beat_at, on.beat_every(true, after(1))), (Some(start + beat), beat));
         on.unanswered_since = Some(after(1));
-        assert_eq!(on.silent_at(), Some(start + EXPECTED_FOR), "the answer is behind it");
+        assert_eq!(on.silent_at(true), Some(start + EXPECTED_FOR), "the answer is behind it");
+        assert_ne!(on.silent_at(false), on.silent_at(true), "claims would be freed meanwhile");
         assert_eq!(on.beat_every(true, after(31)), idle_beat, "it never came");
         on.tasks_came(1, after(4));
-        assert_eq!(on.silent_at(), Some(after(2)), "as always");
+        assert_eq!(on.silent_at(true), Some(after(2)), "as always");
         assert_eq!((on.beat_every(false, after(4)), on.beat_every(true, after(4))), (beat, idle_beat));
     }
 

@@ -197,7 +197,7 @@ impl Stream {
             self.take_inbox();
             let now = Instant::now();
             self.pass_time(now);
-            if self.on.silent_at().is_some_and(|at| now >= at) {
+            if self.on.silent_at(self.claims.is_empty()).is_some_and(|at| now >= at) {
                 return End::Broken(format!("{address} does not answer beats"));
             }
             if let Phase::Leaving { give_up_at } = self.phase
@@ -521,7 +521,9 @@ impl Stream {
 
     /// When to look again though nothing happens.
     fn next_time(&self) -> Option<Instant> {
-        let times = [self.phase.ends_at(), self.on.silent_at(), self.on.beat_at, self.claims.next_due()];
+        let silent_at = self.on.silent_at(self.claims.is_empty());
+        let beat_at = self.on.beat_at.filter(|_| !self.on.said_goodbye);
+        let times = [self.phase.ends_at(), silent_at, beat_at, self.claims.next_due()];
         times.into_iter().flatten().min()
     }
 }

@@ -490,8 +490,8 @@ impl Work {
                 drop(self);
                 let answered = async {
                     while calls > 0 {
-                        let event = events.next().await;
-                        calls -= usize::from(matches!(event, Some(Event::Settled(_) | Event::Beat(_))));
+                        let Some(event) = events.next().await else { break };
+                        calls -= usize::from(matches!(event, Event::Settled(_) | Event::Beat(_)));
                     }
                 };
                 let _ = tokio::time::timeout(FINISH_TIMEOUT, answered).await;
