@@ -187,8 +187,12 @@ fn fill_in<M: Codec>(
         let is_there = row.is_some();
         let kept = row.and_then(records::opened);
         if is_there && kept.is_none() {
-            // Another member has it whole: this one must not go on giving its tasks out.
-            shared.log.give_up(&records::damaged(shared.group, task).to_string());
+            let damaged = records::damaged(shared.group, task);
+            tracing::error!(group = %shared.group, error = %damaged, "a claimed task cannot be given out");
+            // Another member has it whole: this one must not go on giving its tasks out. A lone one goes on with the rest.
+            if shared.lock().membership.membership().voter_ids().count() > 1 {
+                shared.log.give_up(&damaged.to_string());
+            }
         }
         claims[i].envelope = kept.and_then(|kept| kept.envelope).unwrap_or_default();
     }

@@ -120,8 +120,14 @@ impl<M: Codec> Replica<M> {
         let rows = rows.map_err(|error| self.storage_error(&error))?;
         for (n, row) in missing.into_iter().zip(rows) {
             let Some(row) = row else { continue };
-            let damaged = || self.storage_error(&records::damaged(self.group(), tasks[n]));
-            envelopes[n] = records::opened(row).ok_or_else(damaged)?.envelope;
+            match records::opened(row) {
+                Some(kept) => envelopes[n] = kept.envelope,
+                // The others can be shown all the same.
+                None => {
+                    let damaged = records::damaged(self.group(), tasks[n]);
+                    tracing::error!(group = %self.group(), error = %damaged, "a task cannot be shown");
+                }
+            }
         }
         Ok(envelopes)
     }
