@@ -37,10 +37,11 @@ pub(super) async fn run(client: &Rc<Client>) {
         for name in QUEUES {
             live += counts(client, name).await.unwrap_or(1);
         }
-        empty = if live == 0 && is_silent(client) { empty + 1 } else { 0 };
+        empty = if live == 0 { empty + 1 } else { 0 };
     }
     stage.phase.set(Phase::Listing);
-    while !is_silent(client) {
+    // Nobody begins anything more; what is under way comes to its end.
+    while stage.under_way.get() > 0 {
         client.rest(50).await;
     }
     for name in QUEUES {
@@ -50,11 +51,6 @@ pub(super) async fn run(client: &Rc<Client>) {
     let at_us = stage.recorder.now_us();
     stage.recorder.add(Line::End(End { at_us, drained: true, listed: true }));
     stage.phase.set(Phase::Over);
-}
-
-/// Whether nobody waits for an answer that could bring tasks. Waiting claims and beats do not.
-fn is_silent(client: &Client) -> bool {
-    client.stage.phase() < Phase::Listing || client.stage.under_way.get() == 0
 }
 
 /// Writes down every task of a queue, as a look at it.
