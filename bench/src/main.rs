@@ -1,22 +1,21 @@
-//! Side by side with a peer, in one run on one machine: figures are ratios, never tests.
+//! Side by side with its peers, in one run on one machine: figures are ratios, never tests.
 //!
-//! `lifecycle`: enqueue, claim, ack over HTTP or over streams with fsync, beside Redis with its log synced at every
-//! write. `depth`: what a million waiting tasks cost in memory, and how fast a restart is. `latency`: from an
-//! enqueue to the waiting worker that gets it. `idle`: what nodes cost that have nothing to do. `idle-workers`: what
-//! workers cost that wait.
+//! `compare`: the same work on Windlass and on other queues, in one JSON file with a table and plots. The others
+//! show what concerns Windlass alone. The load itself comes from `windlass bench`; only the peers have a client
+//! here, in `peers/`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a report is what this program is for")]
 
-mod depth;
-mod http;
-mod http2;
-mod idle;
-mod idle_workers;
-mod latency;
-mod lifecycle;
-mod messages;
+mod alone;
+mod compare;
+#[path = "../../crates/cli/src/bench/load.rs"]
+#[allow(dead_code, reason = "the command needs more of it")]
+mod load;
+#[path = "../../crates/cli/src/bench/pace.rs"]
+mod pace;
+mod peers;
 mod process;
-mod redis;
+mod windlass;
 
 use std::path::PathBuf;
 
@@ -27,10 +26,10 @@ use clap::{Parser, Subcommand};
 #[command(about = "Benchmarks of Windlass")]
 struct Args {
     /// The binary under test
-    #[arg(long, default_value = "target/release/windlass")]
+    #[arg(long, global = true, default_value = "target/release/windlass")]
     windlass: PathBuf,
     /// Where servers keep their data: a real disk, or fsync costs nothing
-    #[arg(long, default_value = "target/bench-data")]
+    #[arg(long, global = true, default_value = "target/bench-data")]
     data: PathBuf,
     #[command(subcommand)]
     what: What,
@@ -38,30 +37,46 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Enqueue, claim and ack at once, beside Redis
-    Lifecycle(lifecycle::Options),
-    /// Memory, restart and stalls with many waiting tasks
-    Depth(depth::Options),
-    /// From an enqueue to the waiting worker that gets the task, at a fixed rate
-    Latency(latency::Options),
+    /// The same work on Windlass and on its peers
+    Compare(compare::Options),
+    /// Memory, disk, rates, recovery and stalls with many waiting tasks
+    Depth(alone::depth::Options),
+    /// The lifecycle with 1 to 16 shards
+    Shards(alone::shards::Options),
     /// Processor time of nodes that have nothing to do
-    Idle(idle::Options),
+    Idle(alone::idle::Options),
     /// Memory and processor time of a server whose workers wait
-    IdleWorkers(idle_workers::Options),
+    IdleWorkers(alone::idle_workers::Options),
+    /// The longest stall of a shard by a checkpoint, at full load
+    Stall(alone::stall::Options),
+    /// Draws the table and the plots of a result again
+    Draw {
+        /// A file that `compare` wrote
+        file: PathBuf,
+    },
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     std::fs::create_dir_all(&args.data)?;
+    // Servers of other users must find the way whatever the current directory is.
+    let data = args.data.canonicalize()?;
     // One thread: the servers need the other core more than the client does.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let show = |figures: serde_json::Value| {
+        println!("{figures:#}");
+        anyhow::Ok(())
+    };
+    let binary = args.windlass.as_path();
     runtime.block_on(async {
         match args.what {
-            What::Lifecycle(options) => lifecycle::run(&args.windlass, &args.data, options).await,
-            What::Depth(options) => depth::run(&args.windlass, &args.data, options).await,
-            What::Latency(options) => latency::run(&args.windlass, &args.data, options).await,
-            What::Idle(options) => idle::run(&args.windlass, &args.data, options).await,
-            What::IdleWorkers(options) => idle_workers::run(&args.windlass, &args.data, options).await,
+            What::Compare(options) => compare::run(binary, &data, options).await,
+            What::Depth(options) => show(alone::depth::run(binary, &data, &options).await?),
+            What::Shards(options) => show(alone::shards::run(binary, &data, &options).await?),
+            What::Idle(options) => show(alone::idle::run(binary, &data, &options).await?),
+            What::IdleWorkers(options) => show(alone::idle_workers::run(binary, &data, &options).await?),
+            What::Stall(options) => show(alone::stall::run(binary, &data, &options).await?),
+            What::Draw { file } => compare::draw(&file),
         }
     })
 }

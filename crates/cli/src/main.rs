@@ -4,6 +4,7 @@
 //! `server`. Start with `dev.rs` for the server side, with `enqueue.rs` for the client side.
 
 mod ack;
+mod bench;
 mod check;
 mod claim;
 mod claims;
@@ -73,6 +74,7 @@ enum Verb {
     Worker(worker::Worker),
     Cluster(cluster::Cluster),
     Check(check::Check),
+    Bench(bench::Bench),
     Completions(completions::Completions),
     #[command(hide = true)]
     DemoFaults(demo_faults::DemoFaults),
@@ -113,6 +115,8 @@ fn run(cli: Cli) -> Result<()> {
         Verb::Worker(args) => client()?.block_on(worker::run(args)),
         Verb::Cluster(args) => client()?.block_on(cluster::run(args)),
         Verb::Check(args) => check::run(&args),
+        // One thread: the servers need the other cores more than the client does.
+        Verb::Bench(args) => client()?.block_on(bench::run(args)),
         Verb::DemoFaults(args) => server()?.block_on(demo_faults::run(args)),
         Verb::Completions(args) => completions::run(&args),
     }

@@ -43,7 +43,7 @@ const INITIAL_WINDOW_SIZE: u16 = 4;
 const MAX_FRAME_SIZE: u16 = 5;
 
 /// One connection.
-pub(crate) struct Connection {
+pub(super) struct Connection {
     socket: TcpStream,
     authority: String,
     out: Vec<u8>,
@@ -69,10 +69,10 @@ struct Stream {
 }
 
 /// A message and the stream that brought it.
-pub(crate) type Arrived = (usize, Bytes);
+pub(super) type Arrived = (usize, Bytes);
 
 impl Connection {
-    pub(crate) async fn open(address: SocketAddr) -> Result<Connection> {
+    pub(super) async fn open(address: SocketAddr) -> Result<Connection> {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
         let mut connection = Connection {
@@ -96,7 +96,7 @@ impl Connection {
     }
 
     /// Begins a call; its number counts from 0 on this connection.
-    pub(crate) fn begin(&mut self, path: &str) -> usize {
+    pub(super) fn begin(&mut self, path: &str) -> usize {
         // Names by their number in the table that every HTTP/2 has; nothing is kept for the next call.
         let mut block = vec![0x83, 0x86];
         literal(&mut block, &[0x04], path);
@@ -111,7 +111,7 @@ impl Connection {
     }
 
     /// Gathers a message; it goes out with the next `receive`.
-    pub(crate) fn send(&mut self, number: usize, message: &impl Message) {
+    pub(super) fn send(&mut self, number: usize, message: &impl Message) {
         let stream = &mut self.streams[number];
         if stream.out.is_empty() {
             self.has_words.push(number);
@@ -124,7 +124,7 @@ impl Connection {
     }
 
     /// Sends what was gathered and takes what comes, until something does. Losing a race loses nothing.
-    pub(crate) async fn receive(&mut self, arrived: &mut Vec<Arrived>) -> Result<()> {
+    pub(super) async fn receive(&mut self, arrived: &mut Vec<Arrived>) -> Result<()> {
         while arrived.is_empty() {
             self.fill();
             poll_fn(|context| self.poll(context)).await?;
@@ -285,7 +285,17 @@ fn number(body: &[u8]) -> Result<u32> {
 /// A header whose value stands there as it is.
 fn literal(block: &mut Vec<u8>, name: &[u8], value: &str) {
     block.extend_from_slice(name);
-    // Lengths from 127 on take more than one byte; none here is as long.
-    block.push(value.len() as u8);
+    // Lengths from 127 on take more than one byte, seven bits in each.
+    match value.len().checked_sub(127) {
+        None => block.push(value.len() as u8),
+        Some(mut rest) => {
+            block.push(127);
+            while rest >= 128 {
+                block.push((rest % 128 + 128) as u8);
+                rest /= 128;
+            }
+            block.push(rest as u8);
+        }
+    }
     block.extend_from_slice(value.as_bytes());
 }

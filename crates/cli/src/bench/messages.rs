@@ -6,129 +6,139 @@ use prost::Message;
 use wire::grpc;
 use wire::grpc::worker_message::Message as Said;
 
-pub(crate) const WORK: &str = "/windlass.v1.Windlass/Work";
-pub(crate) const ENQUEUE_STREAM: &str = "/windlass.v1.Windlass/EnqueueStream";
+pub(super) const WORK: &str = "/windlass.v1.Windlass/Work";
+pub(super) const ENQUEUE_STREAM: &str = "/windlass.v1.Windlass/EnqueueStream";
 
-/// The queue and the kind of every task here.
-pub(crate) const NAME: &str = "bench";
+/// The kind of every task here.
+pub(super) const KIND: &str = "bench";
 
 /// `EnqueueItem`, with tasks that were written before.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Item {
+pub(super) struct Item {
     #[prost(uint64, tag = "1")]
-    pub(crate) seq: u64,
+    pub(super) seq: u64,
     #[prost(bytes = "bytes", tag = "2")]
-    pub(crate) task: Bytes,
+    pub(super) task: Bytes,
     #[prost(bytes = "bytes", repeated, tag = "3")]
-    pub(crate) more: Vec<Bytes>,
+    pub(super) more: Vec<Bytes>,
 }
 
 /// `EnqueueResults`.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Enqueued {
+pub(super) struct Enqueued {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) results: Vec<EnqueueResult>,
+    pub(super) results: Vec<EnqueueResult>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct EnqueueResult {
+pub(super) struct EnqueueResult {
     #[prost(uint64, tag = "1")]
-    pub(crate) seq: u64,
+    pub(super) seq: u64,
     #[prost(message, optional, tag = "3")]
-    pub(crate) error: Option<grpc::Error>,
+    pub(super) error: Option<grpc::Error>,
 }
 
 /// `WorkerMessage` with outcomes.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Say {
+pub(super) struct Say {
     #[prost(message, optional, tag = "3")]
-    pub(crate) outcomes: Option<Outcomes>,
+    pub(super) outcomes: Option<Outcomes>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Outcomes {
+pub(super) struct Outcomes {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) acks: Vec<Ack>,
+    pub(super) acks: Vec<Ack>,
     #[prost(uint32, tag = "2")]
-    pub(crate) credit: u32,
+    pub(super) credit: u32,
 }
 
 /// `Outcome` with an ack.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Ack {
+pub(super) struct Ack {
     #[prost(uint64, tag = "1")]
-    pub(crate) seq: u64,
+    pub(super) seq: u64,
     #[prost(bytes = "bytes", tag = "2")]
-    pub(crate) token: Bytes,
+    pub(super) token: Bytes,
     #[prost(message, optional, tag = "3")]
-    pub(crate) done: Option<Done>,
+    pub(super) done: Option<Done>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(crate) struct Done {}
+pub(super) struct Done {}
 
 /// `ServerMessage`.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Heard {
+pub(super) struct Heard {
     #[prost(message, optional, tag = "1")]
-    pub(crate) welcome: Option<grpc::Welcome>,
+    pub(super) welcome: Option<grpc::Welcome>,
     #[prost(message, optional, tag = "2")]
-    pub(crate) tasks: Option<Tasks>,
+    pub(super) tasks: Option<Tasks>,
     #[prost(message, optional, tag = "3")]
-    pub(crate) results: Option<Settled>,
+    pub(super) results: Option<Settled>,
     #[prost(message, optional, tag = "8")]
-    pub(crate) error: Option<grpc::Error>,
+    pub(super) error: Option<grpc::Error>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Tasks {
+pub(super) struct Tasks {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) claims: Vec<Claim>,
+    pub(super) claims: Vec<Claim>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Claim {
+pub(super) struct Claim {
     #[prost(bytes = "bytes", tag = "4")]
-    pub(crate) payload: Bytes,
+    pub(super) payload: Bytes,
     #[prost(bytes = "bytes", tag = "9")]
-    pub(crate) token: Bytes,
+    pub(super) token: Bytes,
 }
 
 /// `OutcomeResults`.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Settled {
+pub(super) struct Settled {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) results: Vec<OutcomeResult>,
+    pub(super) results: Vec<OutcomeResult>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct OutcomeResult {
+pub(super) struct OutcomeResult {
     #[prost(uint64, tag = "1")]
-    pub(crate) seq: u64,
+    pub(super) seq: u64,
     #[prost(message, optional, tag = "4")]
-    pub(crate) error: Option<grpc::Error>,
+    pub(super) error: Option<grpc::Error>,
 }
 
 /// A task, written once and sent often.
-pub(crate) fn task(payload: Bytes) -> Bytes {
-    let (queue, kind) = (NAME.to_owned(), NAME.to_owned());
+pub(super) fn task(queue: &str, payload: Bytes) -> Bytes {
+    let (queue, kind) = (queue.to_owned(), KIND.to_owned());
     grpc::Task { queue, kind, payload, ..grpc::Task::default() }.encode_to_vec().into()
 }
 
 /// The first words of a worker.
-pub(crate) fn hello(worker: String, slots: u32) -> grpc::WorkerMessage {
-    let queues = vec![grpc::QueueChoice { name: NAME.to_owned(), weight: None }];
+pub(super) fn hello(queue: &str, worker: String, slots: u32) -> grpc::WorkerMessage {
+    let queues = vec![grpc::QueueChoice { name: queue.to_owned(), weight: None }];
     let hello = grpc::Hello { worker, slots: Some(slots), queues, ..grpc::Hello::default() };
     grpc::WorkerMessage { message: Some(Said::Hello(hello)) }
 }
 
 /// Room for more tasks.
-pub(crate) fn credit(more: u32) -> grpc::WorkerMessage {
+pub(super) fn credit(more: u32) -> grpc::WorkerMessage {
     grpc::WorkerMessage { message: Some(Said::Credit(grpc::Credit { more })) }
 }
 
+/// A sign of life that says nothing of what is held.
+pub(super) fn still_here() -> grpc::WorkerMessage {
+    credit(0)
+}
+
+/// The worker leaves in order.
+pub(super) fn goodbye() -> grpc::WorkerMessage {
+    grpc::WorkerMessage { message: Some(Said::Goodbye(grpc::Goodbye {})) }
+}
+
 /// A beat of a worker that holds nothing.
-pub(crate) fn idle_beat() -> grpc::WorkerMessage {
+pub(super) fn idle_beat() -> grpc::WorkerMessage {
     grpc::WorkerMessage { message: Some(Said::Beat(grpc::HeldTasks::default())) }
 }
 
@@ -143,10 +153,10 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_what_the_server_reads() {
-        let task = task(Bytes::from_static(b"1"));
+        let task = task("bench", Bytes::from_static(b"1"));
         let item = Item { seq: 7, task: task.clone(), more: vec![task] };
         let item = grpc::EnqueueItem::decode(&*item.encode_to_vec()).unwrap();
-        assert_eq!((item.seq, item.task.unwrap().queue, item.more.len()), (7, NAME.to_owned(), 1));
+        assert_eq!((item.seq, item.task.unwrap().queue, item.more.len()), (7, "bench".to_owned(), 1));
         assert_eq!(&item.more[0].payload[..], b"1");
 
         let ack = Ack { seq: 9, token: Bytes::from_static(b"t"), done: Some(Done {}) };

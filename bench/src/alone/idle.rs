@@ -5,31 +5,38 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use serde_json::{Value, json};
 
 use crate::process::Server;
 
-#[derive(Args)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[arg(long, default_value_t = 3)]
     nodes: usize,
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 64)]
     shards: u16,
     /// How long to settle, and then to measure
     #[arg(long, default_value_t = 15)]
     seconds: u64,
 }
 
-pub(crate) async fn run(binary: &Path, data: &Path, options: Options) -> Result<()> {
+impl Options {
+    pub(crate) fn new(seconds: u64) -> Options {
+        Options { nodes: 3, shards: 64, seconds }
+    }
+}
+
+pub(crate) async fn run(binary: &Path, data: &Path, options: &Options) -> Result<Value> {
     let dir = tempfile::tempdir_in(data)?;
     let servers = Server::cluster(binary, dir.path(), options.nodes, options.shards)?;
     let pause = Duration::from_secs(options.seconds);
     tokio::time::sleep(pause).await;
     let before = servers.iter().map(Server::cpu).collect::<Result<Vec<_>>>()?;
     tokio::time::sleep(pause).await;
-    println!("{} idle shards, share of a core and memory of each node:", options.shards);
-    for (n, (server, before)) in servers.iter().zip(before).enumerate() {
+    let mut nodes = Vec::new();
+    for (server, before) in servers.iter().zip(before) {
         let percent = (server.cpu()? - before).as_secs_f64() / pause.as_secs_f64() * 100.0;
-        println!("node {}: {percent:.1} %, {} MB", n + 1, server.rss()? / 1_000_000);
+        nodes.push(json!({"percent_of_a_core": percent, "rss_bytes": server.rss()?}));
     }
-    Ok(())
+    Ok(json!({"shards": options.shards, "nodes": nodes}))
 }
