@@ -21,16 +21,18 @@ pub(crate) struct Shared {
     pub(crate) latencies: Latencies,
     /// Kibibytes of large bodies that may still be read.
     pub(crate) bodies_kib: Arc<Semaphore>,
+    /// Kibibytes of large answers that may still wait to be read.
+    pub(crate) answers_kib: Arc<Semaphore>,
     stopping: CancellationToken,
 }
 
 impl App {
     /// A handle to `node` under these limits.
     pub(crate) fn new(config: ServerConfig, node: Node) -> App {
-        let bodies_kib =
-            Arc::new(Semaphore::new((config.bodies_bytes_max / 1024).min(Semaphore::MAX_PERMITS)));
+        let kib = |bytes: usize| Arc::new(Semaphore::new((bytes / 1024).min(Semaphore::MAX_PERMITS)));
+        let (bodies_kib, answers_kib) = (kib(config.bodies_bytes_max), kib(config.answers_bytes_max));
         let (latencies, stopping) = (Latencies::default(), CancellationToken::new());
-        App(Arc::new(Shared { node, config, latencies, bodies_kib, stopping }))
+        App(Arc::new(Shared { node, config, latencies, bodies_kib, answers_kib, stopping }))
     }
 
     /// Cancelled when the server stops: streams end and waiting claims are answered.

@@ -19,7 +19,7 @@ pub struct ServerConfig {
     pub connections_max: usize,
     /// How long a connection may take to send the head of its next request.
     pub header_timeout: Duration,
-    /// How long the other side may take nothing of what is written to it.
+    /// How long the other side may take nothing of what is written to it, or would be if it had room for it.
     pub write_timeout: Duration,
     /// How long a body may take to come.
     pub body_timeout: Duration,
@@ -29,6 +29,8 @@ pub struct ServerConfig {
     pub request_bytes_max: usize,
     /// Memory for large bodies that are being read, over all connections.
     pub bodies_bytes_max: usize,
+    /// Memory for large answers that wait to be read, over all connections.
+    pub answers_bytes_max: usize,
     /// How long a stop waits for what runs.
     pub grace: Duration,
 }
@@ -45,6 +47,7 @@ impl Default for ServerConfig {
             request_timeout: Duration::from_secs(90),
             request_bytes_max: limits::REQUEST_BYTES_MAX,
             bodies_bytes_max: 256 * 1024 * 1024,
+            answers_bytes_max: 256 * 1024 * 1024,
             grace: Duration::from_secs(10),
         }
     }

@@ -17,6 +17,7 @@ mod peer_network;
 mod porch;
 mod problem;
 mod reply;
+mod unread;
 
 use std::net::SocketAddr;
 

@@ -14,7 +14,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
-use http::Request;
+use http::{Request, Version};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -32,6 +32,7 @@ use crate::error::Error;
 use crate::latency::Operation;
 use crate::patience::Patient;
 use crate::problem::Refusal;
+use crate::unread::Unread;
 
 /// Connections that the system holds until we accept them.
 const BACKLOG: u32 = 1024;
@@ -46,13 +47,22 @@ const RESETS_WAITING_MAX: usize = 20;
 /// Streams of one HTTP/2 connection that we gave up because they were wrong; with more it is closed.
 const RESETS_BY_US_MAX: usize = 1_024;
 /// When a silent HTTP/2 connection is asked whether it is there, and how long it may take to answer.
-const PING_INTERVAL: Duration = Duration::from_secs(25);
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
+const PING_INTERVAL: Duration = Duration::from_secs(32);
+const PING_TIMEOUT: Duration = Duration::from_secs(13);
 /// What one HTTP/2 stream, and one connection, may send before we have read it.
 const STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
-/// The largest frame of HTTP/2 that we take.
-const FRAME_BYTES_MAX: u32 = 64 * 1024;
+/// The largest frame of HTTP/2 that we take: the smallest that HTTP/2 allows. A connection keeps room for as much as it has
+/// announced, whether it comes or not.
+const FRAME_BYTES_MAX: u32 = 16 * 1024;
+/// What HTTP/2 takes of one stream before it is sent; hyper would take 400 KiB. The last thing that it takes may
+/// go beyond it: of an answer a piece (`unread.rs`), of a stream that lasts a message. Nothing of it is counted: of answers
+/// at most 48 KiB for each stream, as long as the socket takes something (`patience.rs`).
+const SEND_BUFFER_BYTES: usize = 32 * 1024;
+/// What waits in a socket and is not on its way yet. By default it would be megabytes: a ping waits behind them, longer than
+/// a slow reader has to answer it, and a socket that takes no more says so until a third of them is gone.
+#[cfg(target_os = "linux")]
+const UNSENT_BYTES_MAX: u32 = 64 * 1024;
 
 /// What a connection over the limit is told.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\n\
@@ -66,10 +76,14 @@ pub(crate) async fn bind(config: &ServerConfig) -> Result<TcpListener, Error> {
     if !config.insecure && !addr.ip().is_loopback() {
         return Err(Error::Insecure { addr });
     }
-    listen_on(addr).map_err(|source| match source.kind() {
+    let listener = listen_on(addr).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => Error::PortInUse { addr },
         _ => Error::Bind { addr, source },
-    })
+    })?;
+    // Handed down to every connection. Without it slow readers fare worse, nothing else.
+    #[cfg(target_os = "linux")]
+    let _ = socket2::SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
+    Ok(listener)
 }
 
 /// A listening socket on this address.
@@ -140,14 +154,18 @@ impl Face {
         let _ = stream.set_nodelay(true);
         let (app, faces, builder) = (self.app.clone(), self.faces.clone(), self.builder.clone());
         let (watcher, killed) = (self.graceful.watcher(), self.killed.clone());
-        let stream = Patient::new(stream, &self.app.config);
+        let unread = Arc::<Unread>::default();
+        let stream = Patient::new(stream, &self.app.config, unread.clone());
         // Boxed: as long as the connection lasts there would be room for what it was made of, beside it.
-        let parts = Box::new((stream, app, faces, builder, watcher, killed, place));
+        let parts = Box::new((stream, app, faces, builder, watcher, killed, place, unread));
         tokio::spawn(async move {
             // Moved first, so that the box is freed here and not at the end.
-            let (stream, app, faces, builder, watcher, killed, _place) = *std::convert::identity(parts);
+            let (stream, app, faces, builder, watcher, killed, _place, unread) =
+                *std::convert::identity(parts);
             // Boxed: a stream that lasts would keep room for how its first answer came about.
-            let service = service_fn(move |request| Box::pin(answer(app.clone(), faces.clone(), request)));
+            let service = service_fn(move |request| {
+                Box::pin(answer(app.clone(), faces.clone(), unread.clone(), request))
+            });
             tokio::select! {
                 // Made here, where it stays: it is large, and an idle connection would keep room for it twice.
                 served = watcher.watch(builder.serve_connection(TokioIo::new(stream), service).into_owned()) => {
@@ -178,6 +196,7 @@ fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES_MAX)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_header_list_size(HEADERS_BYTES_MAX)
         .max_pending_accept_reset_streams(RESETS_WAITING_MAX)
         .max_local_error_reset_streams(RESETS_BY_US_MAX);
@@ -185,9 +204,17 @@ fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
 }
 
 /// Answers one request, whatever happens on the way.
-async fn answer(app: App, faces: Faces, request: Request<Incoming>) -> Result<Response, Infallible> {
+async fn answer(
+    app: App,
+    faces: Faces,
+    unread: Arc<Unread>,
+    request: Request<Incoming>,
+) -> Result<Response, Infallible> {
     let started = Instant::now();
     let is_grpc = crate::grpc::is_grpc(&request);
+    // HTTP/1 has one answer at a time, which is written or not: `patience.rs` sees to that.
+    let is_http_2 = request.version() == Version::HTTP_2;
+    let is_one_message = is_grpc && crate::grpc::is_one_message(request.uri().path());
     let operation = Operation::of(request.method(), request.uri().path());
     let router = if is_grpc { faces.grpc } else { faces.http };
     let answered = match crate::http::origin::check(&request) {
@@ -195,8 +222,11 @@ async fn answer(app: App, faces: Faces, request: Request<Incoming>) -> Result<Re
         Err(refusal) => Err(refusal),
     };
     let response = match (answered, is_grpc) {
-        (Ok(response), false) => response,
-        (Ok(response), true) => crate::grpc::sent(response),
+        (Ok(response), false) if !is_http_2 => response,
+        (Ok(response), false) => {
+            unread.watched(response, &app).unwrap_or_else(|refusal| refusal.into_response())
+        }
+        (Ok(response), true) => crate::grpc::sent(response, is_one_message.then_some(unread), &app),
         (Err(refusal), false) => refusal.into_response(),
         (Err(refusal), true) => crate::grpc::refused(refusal),
     };
@@ -271,5 +301,37 @@ mod tests {
         let error = bind(&open).await.unwrap_err().to_string();
         assert!(error.contains("--insecure"), "{error}");
         assert!(bind(&ServerConfig { insecure: true, ..open }).await.is_ok());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn little_waits_in_the_socket_of_a_slow_reader() {
+        use tokio::io::AsyncReadExt as _;
+
+        let config = ServerConfig { listen: "127.0.0.1:0".parse().unwrap(), ..Default::default() };
+        let listener = bind(&config).await.unwrap();
+        let mut reader = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let lowat = socket2::SockRef::from(&stream).tcp_notsent_lowat().unwrap();
+        assert_eq!(lowat, UNSENT_BYTES_MAX, "the listener hands it down");
+        // What nobody reads fills the reader's side, and here no more than that bound and what is cut at once.
+        let fill = async || {
+            let (mut sum, bytes) = (0, [0; 16 * 1024]);
+            loop {
+                match stream.try_write(&bytes) {
+                    Ok(written) => sum += written,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return sum,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        stream.writable().await.unwrap();
+        let sum = fill().await;
+        assert!(sum < 1024 * 1024, "{sum} bytes wait for a reader that reads nothing");
+        // Whoever has read them is written to again: a third of megabytes need not be gone for that.
+        reader.read_exact(&mut vec![0; sum]).await.unwrap();
+        let writable = tokio::time::timeout(Duration::from_secs(30), stream.writable()).await;
+        writable.expect("there is room again").unwrap();
+        assert!(fill().await > 0);
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! At the beginning: which HTTP is spoken is told by the first bytes, and until then no other limit of time counts. A
 //! connection that says nothing, or only begins to begin, would keep its place for ever. And while we write: whoever
-//! does not read its answer would keep it in memory.
+//! does not read its answer would keep it in memory, in the socket or before it (`unread.rs`).
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 use crate::config::ServerConfig;
+use crate::unread::Unread;
 
 /// What a connection of HTTP/2 begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -26,6 +28,8 @@ pub(crate) struct Patient {
     write_timeout: Duration,
     /// Runs while the other side takes nothing.
     stalled: Option<Pin<Box<Sleep>>>,
+    /// What waits to be read before it comes to the socket.
+    unread: Arc<Unread>,
 }
 
 struct FirstWords {
@@ -36,10 +40,10 @@ struct FirstWords {
 
 impl Patient {
     /// A socket under the limits of this server.
-    pub(crate) fn new(stream: TcpStream, config: &ServerConfig) -> Patient {
+    pub(crate) fn new(stream: TcpStream, config: &ServerConfig, unread: Arc<Unread>) -> Patient {
         let first_words = FirstWords { deadline: Box::pin(sleep(config.header_timeout)), heard: 0 };
         let (write_timeout, first_words) = (config.write_timeout, Some(first_words));
-        Patient { stream, first_words, write_timeout, stalled: None }
+        Patient { stream, first_words, write_timeout, stalled: None, unread }
     }
 
     /// What a write came to; one that cannot go on is waited for so long and no longer.
@@ -51,11 +55,12 @@ impl Patient {
         let limit = self.write_timeout;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(limit)));
         ready!(stalled.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "nothing of what was written was taken in time",
-        )))
+        Poll::Ready(Err(nothing_taken()))
     }
+}
+
+fn nothing_taken() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "nothing of what was written was taken in time")
 }
 
 impl FirstWords {
@@ -77,6 +82,9 @@ impl AsyncRead for Patient {
         let this = &mut *self;
         let before = buffer.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
+        if read.is_pending() && this.unread.poll_given_up(context).is_ready() {
+            return Poll::Ready(Err(nothing_taken()));
+        }
         let Some(first_words) = &mut this.first_words else { return read };
         if read.is_pending() {
             ready!(first_words.deadline.as_mut().poll(context));
@@ -136,7 +144,7 @@ mod tests {
         let other = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
         let config = ServerConfig { header_timeout, write_timeout, ..ServerConfig::default() };
-        (Patient::new(stream, &config), other)
+        (Patient::new(stream, &config, Arc::default()), other)
     }
 
     const SHORT: Duration = Duration::from_millis(20);

@@ -582,21 +582,47 @@ async fn a_claim_says_how_long_it_holds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_is_too_large_is_refused_in_words_and_the_session_lives_on() {
-    let harness = start_with(|_| {}, |config| config.request_bytes_max = 64 * 1024).await;
+    let harness = start_with(|_| {}, |config| config.request_bytes_max = 256 * 1024).await;
     fill(&harness, 1).await;
     let mut worker = Worker::begin(&harness, "w").await;
-    assert_eq!(worker.welcome.message_bytes_max, 64 * 1024);
+    assert_eq!(worker.welcome.message_bytes_max, 256 * 1024);
     worker.credit(1).await;
     let task = worker.tasks(1).await.remove(0);
-    let done = grpc::Done { output: vec![b'1'; 65 * 1024].into(), then: Vec::new() };
-    worker.outcomes(vec![say(1, &task, Says::Ack(done))]).await;
-    let ended = worker.end().await;
-    assert_eq!((ended.code(), code_of(&ended)), (Code::InvalidArgument, "payload_too_large".to_owned()));
-    let session = worker.welcome.session.clone();
-    let mut again = open(&mut harness.grpc().await, grpc::Hello { session, ..hello("w") }).await.unwrap();
-    assert!(again.welcome.resumed);
-    again.outcomes(vec![say(2, &task, ack())]).await;
-    assert!(matches!(&again.results(1).await[0].result, Some(Told::Settled(_))));
+    let done = grpc::Done { output: vec![b'1'; 257 * 1024].into(), then: Vec::new() };
+    for (outcomes, code, words) in [
+        (vec![say(1, &task, Says::Ack(done))], "payload_too_large", "send less in one message"),
+        (vec![grpc::Outcome::default(); 100_001], "payload_too_large", "more than 100000 items"),
+        (vec![grpc::Outcome::default(); 10_001], "invalid_request", "more than 10000 items"),
+    ] {
+        worker.outcomes(outcomes).await;
+        let ended = worker.end().await;
+        assert_eq!((ended.code(), &*code_of(&ended)), (Code::InvalidArgument, code));
+        assert!(ended.message().contains(words), "{ended}");
+        let session = worker.welcome.session.clone();
+        worker = open(&mut harness.grpc().await, grpc::Hello { session, ..hello("w") }).await.unwrap();
+        assert!(worker.welcome.resumed);
+    }
+    worker.outcomes(vec![say(2, &task, ack())]).await;
+    assert!(matches!(&worker.results(1).await[0].result, Some(Told::Settled(_))));
+    harness.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_may_have_more_outcomes_than_one_call_takes() {
+    const OUTCOMES: u64 = 10_000;
+    let harness = start().await;
+    fill(&harness, 1).await;
+    let mut worker = Worker::begin(&harness, "w").await;
+    worker.credit(1).await;
+    let task = worker.tasks(1).await.remove(0);
+    let wrong = grpc::Claim { token: "wrong".to_owned(), ..task.clone() };
+    let claim = |seq: u64| if seq == OUTCOMES - 1 { &task } else { &wrong };
+    worker.outcomes((0..OUTCOMES).map(|seq| say(seq, claim(seq), ack())).collect()).await;
+    let results = worker.results(OUTCOMES as usize).await;
+    let seqs: std::collections::BTreeSet<u64> = results.iter().map(|result| result.seq).collect();
+    assert_eq!(seqs, (0..OUTCOMES).collect(), "each has its answer");
+    let done = results.iter().filter(|result| matches!(result.result, Some(Told::Settled(_))));
+    assert_eq!(done.map(|result| result.seq).collect::<Vec<_>>(), [OUTCOMES - 1]);
     harness.stop().await;
 }
 

@@ -5,11 +5,15 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::Method;
+use http_body_util::{BodyExt as _, Full};
+use prost::Message as _;
 use serde_json::json;
 use support::{Harness, start, start_with};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use wire::grpc;
 
 /// Sends raw bytes; what comes back until the connection closes or a whole reply is there.
 async fn raw(harness: &Harness, bytes: &[u8]) -> String {
@@ -169,6 +173,159 @@ async fn http_2_is_spoken_on_the_same_port() {
         .unwrap();
     assert_eq!(sender.send_request(request).await.unwrap().status(), 201);
     drop(sender);
+    harness.stop().await;
+}
+
+/// A connection of HTTP/2 that lets so many bytes of each answer come, and when it ends.
+async fn http_2(
+    harness: &Harness,
+    window: u32,
+) -> (hyper::client::conn::http2::SendRequest<Full<Bytes>>, tokio::task::JoinHandle<hyper::Result<()>>) {
+    let io = hyper_util::rt::TokioIo::new(TcpStream::connect(harness.addr).await.unwrap());
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let mut builder = hyper::client::conn::http2::Builder::new(executor);
+    let (sender, connection) = builder.initial_stream_window_size(window).handshake(io).await.unwrap();
+    (sender, tokio::spawn(connection))
+}
+
+fn ask(harness: &Harness, path: &str) -> http::Request<Full<Bytes>> {
+    http::Request::get(format!("http://{}{path}", harness.addr)).body(Full::default()).unwrap()
+}
+
+fn large(harness: &Harness) -> http::Request<Full<Bytes>> {
+    ask(harness, "/openapi.json")
+}
+
+/// A call of gRPC.
+fn call(harness: &Harness, name: &str, message: &impl prost::Message) -> http::Request<Full<Bytes>> {
+    let bytes = message.encode_to_vec();
+    let framed = [&[0][..], &(bytes.len() as u32).to_be_bytes(), &bytes].concat();
+    let request = http::Request::post(format!("http://{}/windlass.v1.Windlass/{name}", harness.addr));
+    let request = request.header("content-type", "application/grpc").header("te", "trailers");
+    request.body(Full::from(framed)).unwrap()
+}
+
+#[tokio::test]
+async fn a_connection_that_reads_none_of_its_answers_is_closed() {
+    const PIECE: usize = 16 * 1024;
+    let harness = start_with(|_| {}, |server| server.write_timeout = Duration::from_millis(500)).await;
+    let payload = "x".repeat(8 * 1024);
+    let id = harness.enqueue("mail", &format!(r#"{{"kind":"k","payload":"{payload}"}}"#)).await;
+    let one_piece = format!("/v1/tasks/{id}");
+    let size = harness.get(&one_piece).await.bytes.len();
+    assert!(size > 8 * 1024 && size < PIECE, "{size} bytes are not one piece");
+    let size = harness.get("/openapi.json").await.bytes.len();
+    let but_the_last = (size - 1) / PIECE * PIECE;
+    assert!(but_the_last > 0, "{size} bytes are no large answer");
+    for (what, path, window) in [
+        ("nothing of a large one", "/openapi.json", 0),
+        ("one byte", "/openapi.json", 1),
+        ("all but the last piece", "/openapi.json", but_the_last as u32),
+        ("nothing of one piece", &one_piece, 0),
+    ] {
+        let (mut sender, connection) = http_2(&harness, window).await;
+        let answer = sender.send_request(ask(&harness, path)).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        let ended = tokio::time::timeout(Duration::from_secs(30), connection).await;
+        ended.unwrap_or_else(|_| panic!("not closed: {what} is taken")).unwrap().unwrap_err();
+        drop((answer, sender));
+    }
+    harness.stop().await;
+}
+
+#[tokio::test]
+async fn small_calls_do_not_keep_a_connection_whose_large_answers_nobody_reads() {
+    let harness = start_with(|_| {}, |server| server.write_timeout = Duration::from_millis(500)).await;
+    let (mut sender, connection) = http_2(&harness, 0).await;
+    let answer = sender.send_request(large(&harness)).await.unwrap();
+    let task = grpc::Task { queue: "mail".to_owned(), kind: "k".to_owned(), ..Default::default() };
+    let small = call(&harness, "Enqueue", &grpc::EnqueueRequest { task: Some(task) });
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while sender.send_request(small.clone()).await.is_ok() {
+        assert!(Instant::now() < deadline, "the connection is kept by small calls");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop((answer, connection));
+    harness.stop().await;
+}
+
+#[tokio::test]
+async fn a_claim_whose_answer_nobody_takes_is_given_back() {
+    let harness = start().await;
+    let id = harness.enqueue("mail", r#"{"kind":"k"}"#).await;
+    let queues = vec![grpc::QueueChoice { name: "mail".to_owned(), weight: None }];
+    let (worker, hold_ms) = ("w".to_owned(), Some(3_600_000));
+    let claim = grpc::ClaimRequest { queues, worker, hold_ms, ..Default::default() };
+    let (mut sender, _connection) = http_2(&harness, 0).await;
+    // The head has come: the body was asked for, and waits for a window.
+    let answer = sender.send_request(call(&harness, "Claim", &claim)).await.unwrap();
+    harness.until_state(&id, "claimed").await;
+    drop(answer);
+    harness.until_state(&id, "ready").await;
+    let (mut sender, _connection) = http_2(&harness, 64 * 1024).await;
+    let answer = sender.send_request(call(&harness, "Claim", &claim)).await.unwrap();
+    let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+    let reply = grpc::ClaimReply::decode(&bytes[5..]).unwrap();
+    let ack = json!({"token": reply.claims[0].token}).to_string();
+    harness.post("/v1/claims/ack", ack).await.expect(200);
+    harness.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_reads_its_answers_stays_and_gets_all_of_them() {
+    let limit = Duration::from_secs(3);
+    let harness = start_with(|_| {}, |server| server.write_timeout = limit).await;
+    let whole = harness.get("/openapi.json").await.bytes;
+    assert!(whole.len() > 64 * 1024, "{} bytes are no large answer", whole.len());
+    let (mut sender, connection) = http_2(&harness, 64 * 1024).await;
+    for _ in 0..2 {
+        let answer = sender.send_request(large(&harness)).await.unwrap();
+        assert_eq!(answer.headers()["content-length"], whole.len().to_string().as_str());
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), whole);
+        // Longer than an answer may wait: there is none.
+        tokio::time::sleep(limit + Duration::from_millis(500)).await;
+    }
+    drop(sender);
+    connection.await.unwrap().unwrap();
+    harness.stop().await;
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_have_a_bound_for_each_connection_and_one_for_all() {
+    const ALL: usize = 4 * 1024 * 1024;
+    const FREE: usize = 256 * 1024;
+    const CONNECTIONS: usize = 16;
+    let harness = start_with(|_| {}, |server| server.answers_bytes_max = ALL).await;
+    let size = harness.get("/openapi.json").await.bytes.len();
+    assert!(size < FREE, "{size} bytes: one answer has more than a connection has beside the bound");
+    let (mut kept, mut counts, mut senders) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..CONNECTIONS {
+        let (mut sender, _) = http_2(&harness, 0).await;
+        let before = kept.len();
+        loop {
+            let answer = sender.send_request(large(&harness)).await.unwrap();
+            if answer.status() != 200 {
+                assert_eq!(answer.status(), 504);
+                break;
+            }
+            kept.push(answer);
+            assert!(kept.len() * size <= ALL + CONNECTIONS * FREE, "no bound holds");
+        }
+        counts.push(kept.len() - before);
+        senders.push(sender);
+    }
+    // As much as there is for one, and less when the others have taken it.
+    let most = (ALL / 8 + FREE) / size;
+    assert_eq!(counts[0], most, "{counts:?} answers of {size} bytes");
+    assert!(counts[CONNECTIONS - 1] < most, "{counts:?} answers of {size} bytes");
+    // Nobody else notices, and what is given up makes room.
+    assert_eq!(harness.get("/v1/queues").await.status, 200);
+    kept.clear();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while senders[0].send_request(large(&harness)).await.unwrap().status() != 200 {
+        assert!(Instant::now() < deadline, "an answer that was given up still takes room");
+    }
+    drop(senders);
     harness.stop().await;
 }
 

@@ -41,8 +41,8 @@ const ANSWER_BYTES_MAX: usize = 256 * 1024 * 1024;
 const STREAM_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
 /// When a silent connection is asked whether somebody is there, and how long that may take. A worker's beats tell it
-/// sooner, also those of an idle one: thousands of them need not ask beside that.
-const KEEP_ALIVE: Duration = Duration::from_secs(25);
+/// sooner, also those of an idle one, which a server wants every 30 s: thousands of them need not ask beside that.
+const KEEP_ALIVE: Duration = Duration::from_secs(35);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for the connection that calls share: one of them must have time to be made elsewhere. Nothing is asked
 /// while no call is under way.

@@ -249,13 +249,14 @@ impl Carrier {
                     let Ok(permit) = permit else { return End::Broken("the connection is gone".into()) };
                     used = Instant::now();
                     permit.send(self.next_item(used));
-                    while !self.waiting.is_empty() && let Ok(permit) = items.try_reserve() {
-                        permit.send(self.next_item(used));
-                    }
+                    self.send_waiting(&items, used);
                 }
                 count = asked.recv_many(&mut batch, AHEAD_MAX), if may_take && !is_over && !is_leaving => {
                     is_over = count == 0;
                     self.waiting.extend(batch.drain(..));
+                    // What there is room for goes at once.
+                    used = Instant::now();
+                    self.send_waiting(&items, used);
                 }
                 () = until(again_at), if !is_leaving => self.take_up(Instant::now()),
                 now = looks.tick() => {
@@ -278,6 +279,15 @@ impl Carrier {
     fn is_unanswered(&self, now: Instant) -> bool {
         let oldest = self.in_flight.values().next().and_then(|asked| asked.sent);
         oldest.is_some_and(|sent| now.saturating_duration_since(sent) >= CALL_TIMEOUT)
+    }
+
+    /// Sends those that wait, as far as there is room.
+    fn send_waiting(&mut self, items: &mpsc::Sender<EnqueueItem>, now: Instant) {
+        while !self.waiting.is_empty()
+            && let Ok(permit) = items.try_reserve()
+        {
+            permit.send(self.next_item(now));
+        }
     }
 
     /// The next of those that wait, which is there, on its way.

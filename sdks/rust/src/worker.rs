@@ -285,7 +285,12 @@ impl Worker {
         };
         std::thread::Builder::new()
             .name("windlass-stream".into())
-            .spawn(move || drop(end.send(own.block_on(work))))
+            .spawn(move || {
+                // A task like the connection's: what it wakes runs next, without a look at the sockets between.
+                if let Ok(ended) = own.block_on(async { tokio::spawn(work).await }) {
+                    drop(end.send(ended));
+                }
+            })
             .map_err(|error| Error::Setup(format!("the worker's own thread cannot begin: {error}")))?;
         Ok(RunningWorker { name, status_addr, wish, ended })
     }

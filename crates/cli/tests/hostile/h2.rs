@@ -22,6 +22,13 @@ pub(crate) fn begin() -> Vec<u8> {
     [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()
 }
 
+/// The same, and no answer may have a body until a window is opened for it.
+pub(crate) fn begin_without_window() -> Vec<u8> {
+    const INITIAL_WINDOW_SIZE: [u8; 2] = [0, 4];
+    let setting = [INITIAL_WINDOW_SIZE.as_slice(), &0_u32.to_be_bytes()].concat();
+    [PREFACE, &frame(SETTINGS, 0, 0, &setting)].concat()
+}
+
 /// A frame.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = announced(payload.len() as u32, kind, flags, stream);

@@ -22,7 +22,7 @@ fn words(n: usize) -> (Vec<u8>, Vec<u8>) {
     let unary = h2::call("POST", "/windlass.v1.Windlass/EnqueueMany", "application/grpc");
     let open = frame(h2::HEADERS, h2::END_HEADERS, 1, &call);
     let announced = frame(h2::DATA, 0, 3, &[0, 1, 0xff, 0xff, 0xff]);
-    match n % 12 {
+    match n % 13 {
         // Nothing at all.
         0 => (Vec::new(), Vec::new()),
         1 => (b"GET /livez HTTP/1.1\r\nhost: x\r\nslow: ".to_vec(), b"a".repeat(1_000)),
@@ -41,7 +41,14 @@ fn words(n: usize) -> (Vec<u8>, Vec<u8>) {
             ([&b"GET /livez HTTP/1.1\r\nhost: x\r\nlarge: "[..], &b"a".repeat(300_000)].concat(), Vec::new())
         }
         10 => {
-            ([h2::begin(), h2::announced(60_000, h2::DATA, 0, 1), b"a".repeat(59_000)].concat(), Vec::new())
+            ([h2::begin(), h2::announced(16_384, h2::DATA, 0, 1), b"a".repeat(16_000)].concat(), Vec::new())
+        }
+        // Asks for what is large, and lets nothing of it come.
+        11 => {
+            let (ask, flags) = (h2::call("GET", "/openapi.json", "x"), h2::END_HEADERS | h2::END_STREAM);
+            let ask = |n: u32| frame(h2::HEADERS, flags, 2 * n + 1, &ask);
+            let asks = (0..20).flat_map(ask).collect();
+            ([h2::begin_without_window(), asks].concat(), frame(h2::PING, 0, 0, &[0; 8]).repeat(50))
         }
         // Asks for what is large, and reads none of it.
         _ => (b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(20), Vec::new()),

@@ -1,4 +1,4 @@
-//! Claims in the answer to one call: given back when nobody ever asked for its bytes, because the worker has gone.
+//! Claims in the answer to one call: given back when nobody took its first bytes, because the worker has gone.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,19 +25,30 @@ impl Undelivered {
     pub(super) fn new(node: &Node, claims: Vec<Claim>) -> Undelivered {
         Undelivered(Arc::new(GiveBack { node: node.clone(), claims }))
     }
-}
 
-/// Watches over the claims of an answer, if it carries some.
-pub(super) fn watched(mut response: Response) -> Response {
-    let Some(undelivered) = response.extensions_mut().remove::<Undelivered>() else { return response };
-    response.map(|body| Body::new(Watched { body, undelivered: Some(undelivered) }))
+    /// The claims that an answer carries, if it carries some.
+    pub(super) fn of(response: &mut Response) -> Option<Undelivered> {
+        response.extensions_mut().remove::<Undelivered>()
+    }
+
+    /// Lets the answer go out, watching over its claims.
+    pub(super) fn watch(self, response: Response) -> Response {
+        response.map(|body| Body::new(Watched { body, undelivered: Some(self), is_given: false }))
+    }
+
+    /// The answer does not go out.
+    pub(super) fn give_back(self) {
+        self.0.node.give_back(&self.0.claims);
+    }
 }
 
 /// A body with claims in it.
 struct Watched {
     body: Body,
-    /// Until the first bytes are asked for.
+    /// Until the first bytes are taken.
     undelivered: Option<Undelivered>,
+    /// Some were handed on. HTTP/2 keeps them until there is a window, then asks for the next: at least for the trailers.
+    is_given: bool,
 }
 
 impl HttpBody for Watched {
@@ -48,8 +59,12 @@ impl HttpBody for Watched {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        self.undelivered = None;
-        Pin::new(&mut self.body).poll_frame(context)
+        if self.is_given {
+            self.undelivered = None;
+        }
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        self.is_given |= polled.is_ready();
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
@@ -63,8 +78,8 @@ impl HttpBody for Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if let Some(Undelivered(back)) = &self.undelivered {
-            back.node.give_back(&back.claims);
+        if let Some(undelivered) = self.undelivered.take() {
+            undelivered.give_back();
         }
     }
 }

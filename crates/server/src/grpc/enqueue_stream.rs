@@ -9,9 +9,8 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use futures::future::BoxFuture;
-use futures::stream::{BoxStream, FuturesUnordered};
-use futures::{FutureExt as _, Stream, StreamExt as _};
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt as _};
 use model::limits;
 use node::Node;
 use node::call::TaskSpec;
@@ -23,6 +22,7 @@ use wire::http::parse::check_at_most;
 use wire::http::{Code, Invalid, Problem};
 
 use super::enqueue::no_task;
+use super::under_way::UnderWay;
 use super::{read, status, tell};
 use crate::app::App;
 use crate::problem::Refusal;
@@ -40,7 +40,7 @@ pub(super) fn run(
     items: Streaming<grpc::EnqueueItem>,
 ) -> BoxStream<'static, Result<grpc::EnqueueResults, Status>> {
     let stopping = Box::pin(app.stopping().clone().cancelled_owned());
-    let (node, calls) = (app.node.clone(), FuturesUnordered::new());
+    let (node, calls) = (app.node.clone(), UnderWay::default());
     Work { node, items, has_ended: false, end: None, calls, stopping }.boxed()
 }
 
@@ -52,7 +52,7 @@ struct Work {
     has_ended: bool,
     /// What is said at the end, when it is not a good one.
     end: Option<Status>,
-    calls: FuturesUnordered<BoxFuture<'static, Results>>,
+    calls: UnderWay<Results>,
     stopping: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
@@ -90,7 +90,7 @@ impl Work {
 
     fn call(&mut self, batch: Batch) {
         let node = self.node.clone();
-        self.calls.push(async move { batch.enqueue(&node).await }.boxed());
+        self.calls.push(async move { batch.enqueue(&node).await });
     }
 }
 
@@ -114,7 +114,7 @@ impl Stream for Work {
                 break;
             }
         }
-        while let Poll::Ready(Some(told)) = work.calls.poll_next_unpin(context) {
+        while let Poll::Ready(told) = work.calls.poll_next(context) {
             results.extend(told);
         }
         if !results.is_empty() {

@@ -15,8 +15,11 @@ mod settle;
 mod status;
 mod tasks;
 mod tell;
+mod under_way;
 mod work;
 mod workers;
+
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
@@ -30,8 +33,10 @@ use wire::grpc::windlass_server::{SERVICE_NAME, Windlass, WindlassServer};
 use wire::grpc::{self, DESCRIPTOR};
 use wire::http::fresh::StaleWord;
 
+use self::delivered::Undelivered;
 use crate::app::App;
 use crate::problem::Refusal;
+use crate::unread::Unread;
 
 /// What a call answers.
 type Answered<T> = Result<Response<T>, Refusal>;
@@ -47,10 +52,28 @@ pub(crate) fn refused(refusal: Refusal) -> HttpResponse {
     Status::from(refusal).into_http::<Body>()
 }
 
-/// Lets a response go out, watching over the claims in it.
-pub(crate) fn sent(mut response: HttpResponse) -> HttpResponse {
+/// Whether a call is answered by one message; streams last, and health and reflection say little.
+pub(crate) fn is_one_message(path: &str) -> bool {
+    let call = path.strip_prefix('/').and_then(|path| path.strip_prefix(SERVICE_NAME)?.strip_prefix('/'));
+    call.is_some_and(|call| !matches!(call, "Work" | "EnqueueStream" | "Events"))
+}
+
+/// Lets a response go out, watching over the claims in it; where it is one message, also over whether it is read.
+pub(crate) fn sent(mut response: HttpResponse, unread: Option<Arc<Unread>>, app: &App) -> HttpResponse {
     status::name_too_large(response.headers_mut());
-    delivered::watched(response)
+    let undelivered = Undelivered::of(&mut response);
+    let watched = match unread {
+        Some(unread) => unread.watched_message(response, app),
+        None => Ok(response),
+    };
+    match (watched, undelivered) {
+        (Ok(response), None) => response,
+        (Ok(response), Some(undelivered)) => undelivered.watch(response),
+        (Err(refusal), undelivered) => {
+            undelivered.into_iter().for_each(Undelivered::give_back);
+            refused(refusal)
+        }
+    }
 }
 
 /// Every service, ready to serve: ours, health and reflection.

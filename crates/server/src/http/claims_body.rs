@@ -88,7 +88,8 @@ pub(super) fn body(bytes: Vec<u8>, claims: Vec<call::Claim>, undelivered: Undeli
     Body::new(ClaimsBody { bytes: Some(bytes.into()), claims, node: node.clone() })
 }
 
-/// Claims are given back when their bytes were never asked for: the worker has gone.
+/// Claims are given back when their bytes were never asked for: the worker has gone. That they are asked for says less than
+/// that they were written, but HTTP/1 drops a body of known length without another word, whether it was or not.
 struct ClaimsBody {
     bytes: Option<Bytes>,
     claims: Vec<call::Claim>,

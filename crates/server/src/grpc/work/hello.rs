@@ -22,7 +22,7 @@ use crate::problem::Refusal;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a worker that holds nothing shall beat: its open stream speaks for it meanwhile. More often than a silent
 /// connection is asked whether it is there (`listen.rs`), so that who beats is not asked.
-const IDLE_BEAT: Duration = Duration::from_secs(20);
+const IDLE_BEAT: Duration = Duration::from_secs(30);
 /// How long a claim of a stream waits. It ends with the stream: there is no need to make it anew every minute.
 const CLAIM_WAIT: Millis = Millis::mins(10);
 /// The label that shows with which SDK a worker speaks.

@@ -39,6 +39,7 @@ use self::hello::{Comer, over};
 use self::out::{Out, Outbox, WayOut, bytes, way_out};
 use self::sizes::{Sizes, fitting};
 use super::settle::Sorted;
+use super::under_way::UnderWay;
 use super::{read, status, tell};
 use crate::app::App;
 use crate::problem::Refusal;
@@ -89,7 +90,7 @@ struct Work {
     /// Room that claims under way have taken up.
     credit_asked: u32,
     sizes: Sizes,
-    claims: FuturesUnordered<BoxFuture<'static, Claimed>>,
+    claims: UnderWay<Claimed>,
     /// No claim before its end.
     pause: Option<Pin<Box<Sleep>>>,
     /// Outcomes that were read and not handed to the node.
@@ -163,7 +164,7 @@ impl Work {
             credit: 0,
             credit_asked: 0,
             sizes: Sizes::default(),
-            claims: FuturesUnordered::new(),
+            claims: UnderWay::default(),
             pause: None,
             batch: Sorted::default(),
             events: FuturesUnordered::new(),
@@ -188,16 +189,21 @@ impl Work {
     /// The loop.
     async fn serve(&mut self) -> End {
         loop {
-            self.claim_more();
+            // What came goes out before more is claimed.
+            if self.outbox.is_empty() {
+                self.claim_more();
+            }
             tokio::select! {
                 biased;
                 Some(event) = self.events.next() => match self.happened(event) {
                     Flow::Continue(()) => {}
                     Flow::Break(end) => return end,
                 },
-                Some(claimed) = self.claims.next(), if !self.claims.is_empty() => self.claimed(claimed),
+                claimed = self.claims.next(), if !self.claims.is_empty() => self.claimed(claimed),
                 // Also with nothing to send: it tells when nobody reads any more.
                 sent = self.outbox.send(&self.way) => match sent {
+                    // Whoever carries it has its turn before the next claim.
+                    Ok(()) if self.credit > 0 => tokio::task::yield_now().await,
                     Ok(()) => {}
                     Err(Closed) => return End::Gone,
                 },
@@ -283,9 +289,6 @@ impl Work {
                 self.hand_on();
                 return Flow::Break(end);
             }
-            if self.batch.len() >= BATCH_MAX {
-                self.hand_on();
-            }
             if !self.may_read() {
                 break;
             }
@@ -302,7 +305,7 @@ impl Work {
         let taken = match message.message {
             Some(WorkerSays::Credit(credit)) => self.grant(credit.more),
             Some(WorkerSays::Outcomes(said)) => {
-                self.grant(said.credit).and_then(|()| self.outcomes(said.outcomes))
+                self.outcomes(said.outcomes).and_then(|()| self.grant(said.credit))
             }
             Some(WorkerSays::Beat(beat)) => self.beat(&beat),
             Some(WorkerSays::Draining(grpc::Draining {})) => {
@@ -332,6 +335,7 @@ impl Work {
         Ok(())
     }
 
+    /// Each has a result, which waits here when the worker takes none: one message must not make too many of them.
     fn outcomes(&mut self, outcomes: Vec<grpc::Outcome>) -> Result<(), Refusal> {
         check_at_most("outcomes", &outcomes, limits::SETTLE_MAX)?;
         for outcome in outcomes {
@@ -342,6 +346,9 @@ impl Work {
                     let error = Told::Error(status::error(Problem::from(invalid)));
                     self.outbox.add_results(vec![grpc::OutcomeResult { seq, result: Some(error) }]);
                 }
+            }
+            if self.batch.len() >= BATCH_MAX {
+                self.hand_on();
             }
         }
         Ok(())
@@ -416,7 +423,7 @@ impl Work {
             self.credit -= max;
             self.credit_asked += max;
             let claim = self.app.node.claim(ClaimCall { max, ..call.clone() });
-            self.claims.push(claim.map(move |claimed| (max, claimed)).boxed());
+            self.claims.push(claim.map(move |claimed| (max, claimed)));
         }
     }
 
@@ -425,7 +432,7 @@ impl Work {
         let mut claimed = first;
         loop {
             self.take_in(claimed);
-            match self.claims.next().now_or_never().flatten() {
+            match self.claims.ended() {
                 Some(next) => claimed = next,
                 None => return,
             }
