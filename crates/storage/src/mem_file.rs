@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -21,6 +22,8 @@ pub(crate) struct Content {
     synced_pages: Pages,
     /// Sectors written since the last sync.
     dirty: BTreeSet<u64>,
+    /// The bytes of the last write since then.
+    last_write: Option<Range<u64>>,
     /// Bytes promised by `allocate`.
     promised_bytes: u64,
 }
@@ -74,6 +77,7 @@ impl Content {
         }
         let end = offset + data.len() as u64;
         self.dirty.extend(offset / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES));
+        self.last_write = (!data.is_empty()).then_some(offset..end);
         self.len = self.len.max(end);
     }
 
@@ -100,47 +104,43 @@ impl Content {
                 None => self.synced_pages.remove(&page),
             };
         }
+        self.last_write = None;
         self.synced_len = self.len;
     }
 
     /// A sync failed: readers still see what they wrote, but no later sync will keep it.
     pub(crate) fn lose(&mut self) {
         self.dirty.clear();
+        self.last_write = None;
     }
 
     /// What a power cut leaves.
     pub(crate) fn crash(&mut self, rng: &mut Rng) {
         let dirty: Vec<u64> = std::mem::take(&mut self.dirty).into_iter().collect();
-        let mode = rng.below(4);
+        let mode = rng.below(5);
         let cut = rng.below(dirty.len() as u64 + 1) as usize;
         let mut pages = self.synced_pages.clone();
         for (at, sector) in dirty.into_iter().enumerate() {
-            let kept = match mode {
+            let is_kept = match mode {
                 0 => false,
-                1 => true,
-                2 => at < cut,
+                1 | 2 => true,
+                3 => at < cut,
                 _ => rng.below(2) == 0,
             };
-            if kept {
-                self.keep_sector(&mut pages, sector);
+            if is_kept {
+                let start = sector * SECTOR_BYTES;
+                copy(&self.pages, &mut pages, start..start + SECTOR_BYTES);
             }
+        }
+        if let (2, Some(last)) = (mode, self.last_write.take()) {
+            let torn_at = last.start + rng.below(last.end - last.start);
+            copy(&self.synced_pages, &mut pages, torn_at..last.end);
         }
         // The length is kept whenever something was: a shorter file would say nothing new about order.
         self.len = if mode == 0 { self.synced_len } else { self.len.max(self.synced_len) };
         self.synced_len = self.len;
         self.pages = pages.clone();
         self.synced_pages = pages;
-    }
-
-    fn keep_sector(&self, pages: &mut Pages, sector: u64) {
-        let at = sector * SECTOR_BYTES;
-        let (page, start) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
-        let range = start..start + SECTOR_BYTES as usize;
-        let target = Arc::make_mut(pages.entry(page).or_insert_with(|| Arc::new([0; PAGE])));
-        match self.pages.get(&page) {
-            Some(bytes) => target[range.clone()].copy_from_slice(&bytes[range]),
-            None => target[range].fill(0),
-        }
     }
 
     /// Loses the end, synced or not, behind everybody's back.
@@ -178,6 +178,19 @@ fn cut(pages: &mut Pages, len: u64) {
 
 fn pages_of(offset: u64, length: u64) -> std::ops::Range<u64> {
     offset / PAGE_BYTES..(offset + length).div_ceil(PAGE_BYTES)
+}
+
+/// Copies some bytes of one file's pages into another's.
+fn copy(from: &Pages, into: &mut Pages, bytes: Range<u64>) {
+    for page in pages_of(bytes.start, bytes.end - bytes.start) {
+        let start = bytes.start.saturating_sub(page * PAGE_BYTES) as usize;
+        let end = (bytes.end - page * PAGE_BYTES).min(PAGE_BYTES) as usize;
+        let target = Arc::make_mut(into.entry(page).or_insert_with(|| Arc::new([0; PAGE])));
+        match from.get(&page) {
+            Some(source) => target[start..end].copy_from_slice(&source[start..end]),
+            None => target[start..end].fill(0),
+        }
+    }
 }
 
 /// A small random generator (splitmix64): the seed is the whole input of a crash.

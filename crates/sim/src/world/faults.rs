@@ -20,10 +20,10 @@ use super::machine::{Doing, Machine, host};
 use super::plan::{Kind, Plan};
 use super::record::Recorder;
 
-/// How long a node that refuses its damaged disk is left before somebody empties it.
+/// How long a node that refuses its damaged disk, or was removed, is left before somebody empties it.
 const REFUSED_MS: u64 = 500;
-/// How long a node that left has until its disk is emptied.
-const LEAVES_MS: u64 = 2_500;
+/// Where a node keeps its log.
+const LOG: &str = "log";
 /// How far a wrong clock is ahead, or behind.
 pub(crate) const AHEAD_MS_MAX: u64 = 30_000;
 const BEHIND_MS_MAX: u64 = 3_600_000;
@@ -67,7 +67,7 @@ pub(crate) struct Injector {
     events: u64,
     faults: u64,
     damage_left: u16,
-    /// Nodes whose disks were damaged: they may refuse to start.
+    /// Nodes whose disks were damaged, or that were told to leave: they may refuse to start.
     damaged: BTreeSet<u16>,
     /// Those of them that still have wrong bytes on their disks.
     unsound: BTreeSet<u16>,
@@ -140,10 +140,6 @@ impl Injector {
                 other => self.happen(sim, now_ms, other),
             }
         }
-        // A damaged record is never given out, but the node that has it cannot mend it: its operator does.
-        for number in self.unsound.clone() {
-            self.happen(sim, now_ms, Event::Wipe(number));
-        }
         for machine in &self.machines {
             machine.disk().set_capacity(None);
             machine.pace.times.store(1, Ordering::Relaxed);
@@ -164,6 +160,7 @@ impl Injector {
                 continue;
             }
             let over = machine.over();
+            let is_over = over.is_some();
             if over.is_some() || machine.disk().power_is_off() {
                 if let Some(why) = over
                     && !machine.disk().power_is_off()
@@ -171,20 +168,30 @@ impl Injector {
                 {
                     self.recorder.trouble(format!("the process of node {number} ended by itself: {why}"));
                 }
+                if is_over && self.unsound.contains(&number) && !machine.disk().power_is_off() {
+                    // A damaged record is mended; where the file itself is broken, an operator sees the node end.
+                    tracing::info!(number, "ended on a damaged disk: it is emptied");
+                    self.happen(sim, now_ms, Event::Wipe(number));
+                    continue;
+                }
                 let mut dice = Dice::new(self.plan.seed, &format!("restart {number} at {now_ms}"));
                 machine.die(dice.number());
                 self.restart(sim, &machine, Duration::from_millis(dice.between(10, 1_500)));
                 continue;
             }
-            let Doing::Refused(why) = machine.doing() else {
-                self.refused.remove(&number);
-                continue;
+            let why = match machine.doing() {
+                Doing::Refused(why) => why,
+                Doing::Removed => "it was removed".to_owned(),
+                Doing::Nothing | Doing::Starting | Doing::Serving => {
+                    self.refused.remove(&number);
+                    continue;
+                }
             };
             if !self.refused.insert(number) {
                 continue;
             }
             if self.damaged.contains(&number) {
-                tracing::info!(number, why, "refused to start: its disk is emptied");
+                tracing::info!(number, why, "of no use any more: its disk is emptied");
                 self.plan_at(now_ms + REFUSED_MS, Event::Wipe(number));
                 continue;
             }
@@ -266,107 +273,27 @@ impl Injector {
 
     /// Whether it happened.
     fn apply(&mut self, sim: &mut Sim<'_>, now_ms: u64, kind: Kind, lasts_ms: u64, dice: &mut Dice) -> bool {
-        let until = now_ms + lasts_ms;
         let lit: Vec<u16> =
             self.machines.iter().map(|machine| machine.number).filter(|n| !self.dark.contains(n)).collect();
         let Some(&number) = (!lit.is_empty()).then(|| dice.one_of(&lit)) else { return false };
-        let machine = self.machine(number);
+        let blow = Blow { kind, now_ms, lasts_ms, number, lit };
         match kind {
-            Kind::Kill => self.kill(sim, number, lasts_ms, dice),
-            Kind::KillAll => lit.iter().for_each(|number| {
-                let after = dice.between(0, lasts_ms);
-                self.kill(sim, *number, after, dice);
-            }),
-            Kind::PowerLoss => self.cut_power(sim, now_ms, number, lasts_ms, dice),
-            Kind::PowerLossAll => lit.iter().for_each(|number| {
-                let lasts_ms = dice.between(1, lasts_ms);
-                self.cut_power(sim, now_ms, *number, lasts_ms, dice);
-            }),
-            // It ends by itself when it has written so much more, in the middle of what it writes then.
-            Kind::TornWrite => machine.disk().cut_power_after(dice.scale(1, 200)),
-            Kind::Split => {
-                let side: Vec<u16> = lit.iter().copied().filter(|_| dice.percent(50)).collect();
-                let other: Vec<u16> = lit.iter().copied().filter(|n| !side.contains(n)).collect();
-                if side.is_empty() || other.is_empty() {
-                    return false;
-                }
-                self.cut(sim, until, Cut::between(&side, &other));
+            Kind::Kill | Kind::KillAll | Kind::PowerLoss | Kind::PowerLossAll | Kind::TornWrite => {
+                self.end_processes(sim, &blow, dice)
             }
-            Kind::OneWay => {
-                let others: Vec<u16> = lit.iter().copied().filter(|n| *n != number).collect();
-                if others.is_empty() {
-                    return false;
-                }
-                let other = *dice.one_of(&others);
-                self.cut(sim, until, Cut::one_way(number, other));
-            }
-            Kind::Ring => match Cut::ring(&lit) {
-                Some(cut) => self.cut(sim, until, cut),
-                None => return false,
-            },
-            Kind::Drop => {
-                let until = now_ms + dice.between(1, 40);
-                self.cut(sim, until, Cut::around(&host(number), self.links.hosts()));
-            }
-            Kind::Delay => {
-                let until = now_ms + lasts_ms.min(2_000);
-                self.cut(sim, until, Cut::hold(&host(number), self.links.hosts()));
+            Kind::Split | Kind::OneWay | Kind::Ring | Kind::Drop | Kind::Delay | Kind::CutClient => {
+                return self.cut_links(sim, &blow, dice);
             }
             Kind::SlowNetwork => {
                 sim.set_max_message_latency(Duration::from_millis(dice.scale(50, 800)));
-                self.plan_at(until, Event::EndSlowNetwork);
+                self.plan_at(blow.until(), Event::EndSlowNetwork);
             }
-            Kind::CutClient => {
-                let client = dice.one_of(&self.clients).clone();
-                self.cut(sim, until, Cut::pair(&client, &host(number)));
-            }
-            Kind::ClockJump => {
-                // What was stamped too late is waited for, and a run has no hour for that.
-                let offset = match dice.percent(50) {
-                    true => dice.scale(100, AHEAD_MS_MAX) as i64,
-                    false => -(dice.scale(100, BEHIND_MS_MAX) as i64),
-                };
-                // One clock at a time is wrong: of more nobody can say what is right.
-                let is_free = self
-                    .machines
-                    .iter()
-                    .all(|other| other.number == number || other.skew.offset_ms.load(Ordering::Relaxed) == 0);
-                if !is_free {
-                    return false;
-                }
-                machine.skew.offset_ms.store(offset, Ordering::Relaxed);
-                self.plan_at(until + 2_000, Event::ClockBack(number));
-            }
-            Kind::DiskFull => {
-                let room = dice.scale(1, 200_000);
-                machine.disk().set_capacity(Some(machine.disk().used_bytes() + room));
-                self.may_lack_room.insert(number);
-                self.plan_at(until, Event::EndDiskFull(number));
-            }
-            Kind::SlowDisk => {
-                machine.pace.times.store(dice.scale(3, 200), Ordering::Relaxed);
-                self.plan_at(until, Event::EndSlowDisk(number));
-            }
-            Kind::SyncError => {
-                self.may_end.insert(number);
-                machine.disk().fail_sync(dice.scale(1, 20));
-            }
-            Kind::BitFlip | Kind::Truncation => {
-                let Some(path) = file_to_damage(&machine, dice) else { return false };
-                self.damage(number);
-                self.unsound.insert(number);
-                self.cut_power(sim, now_ms, number, lasts_ms, dice);
-                damage_file(&machine, &path, kind, dice);
-            }
-            Kind::Wipe => {
-                self.damage(number);
-                self.cut_power(sim, now_ms, number, lasts_ms, dice);
-                machine.wipe();
-            }
+            Kind::DiskFull | Kind::SlowDisk | Kind::SyncError => self.hamper_disk(&blow, dice),
+            Kind::BitFlip | Kind::Truncation | Kind::Wipe => return self.damage_disk(sim, &blow, dice),
+            Kind::ClockJump => return self.set_clock(&blow, dice),
             Kind::Leave => {
                 self.damage(number);
                 self.orders.borrow_mut().push_back(Order::Leave(NodeId(u64::from(number))));
-                self.plan_at(now_ms + LEAVES_MS, Event::Wipe(number));
             }
             Kind::Transfer => {
                 let group = dice.between(0, u64::from(self.plan.shards)) as u16;
@@ -379,9 +306,118 @@ impl Injector {
                     return false;
                 }
                 sim.crash(client.as_str());
-                self.plan_at(until, Event::ClientBack(client));
+                self.plan_at(blow.until(), Event::ClientBack(client));
             }
         }
+        true
+    }
+
+    fn end_processes(&mut self, sim: &mut Sim<'_>, blow: &Blow, dice: &mut Dice) {
+        let Blow { now_ms, lasts_ms, number, .. } = *blow;
+        let log = Path::new(LOG);
+        match blow.kind {
+            Kind::KillAll => blow.lit.iter().for_each(|number| {
+                let after = dice.between(0, lasts_ms);
+                self.kill(sim, *number, after, dice);
+            }),
+            Kind::PowerLoss => self.cut_power(sim, now_ms, number, lasts_ms, dice),
+            // Half of the time it finds all of them in the middle of what they write.
+            Kind::PowerLossAll if dice.percent(50) => blow.lit.iter().for_each(|number| {
+                self.machine(*number).disk().cut_power_in(log, dice.between(0, 4));
+            }),
+            Kind::PowerLossAll => blow.lit.iter().for_each(|number| {
+                let lasts_ms = dice.between(1, lasts_ms);
+                self.cut_power(sim, now_ms, *number, lasts_ms, dice);
+            }),
+            // It ends by itself when it has written so much more, in the middle of what it writes then.
+            Kind::TornWrite if dice.percent(70) => {
+                self.machine(number).disk().cut_power_in(log, dice.between(0, 9));
+            }
+            Kind::TornWrite => self.machine(number).disk().cut_power_after(dice.scale(1, 200)),
+            _ => self.kill(sim, number, lasts_ms, dice),
+        }
+    }
+
+    fn cut_links(&mut self, sim: &mut Sim<'_>, blow: &Blow, dice: &mut Dice) -> bool {
+        let Blow { now_ms, lasts_ms, number, ref lit, .. } = *blow;
+        let mut until = blow.until();
+        let cut = match blow.kind {
+            Kind::Split => {
+                let side: Vec<u16> = lit.iter().copied().filter(|_| dice.percent(50)).collect();
+                let other: Vec<u16> = lit.iter().copied().filter(|n| !side.contains(n)).collect();
+                (!side.is_empty() && !other.is_empty()).then(|| Cut::between(&side, &other))
+            }
+            Kind::OneWay => {
+                let others: Vec<u16> = lit.iter().copied().filter(|n| *n != number).collect();
+                (!others.is_empty()).then(|| Cut::one_way(number, *dice.one_of(&others)))
+            }
+            Kind::Ring => Cut::ring(lit),
+            Kind::Drop => {
+                until = now_ms + dice.between(1, 40);
+                Some(Cut::around(&host(number), self.links.hosts()))
+            }
+            Kind::Delay => {
+                until = now_ms + lasts_ms.min(2_000);
+                Some(Cut::hold(&host(number), self.links.hosts()))
+            }
+            _ => Some(Cut::pair(dice.one_of::<String>(&self.clients), &host(number))),
+        };
+        let Some(cut) = cut else { return false };
+        let id = self.links.cut(sim, cut);
+        self.plan_at(until, Event::EndCut(id));
+        true
+    }
+
+    fn hamper_disk(&mut self, blow: &Blow, dice: &mut Dice) {
+        let (number, machine) = (blow.number, self.machine(blow.number));
+        match blow.kind {
+            Kind::DiskFull => {
+                let room = dice.scale(1, 200_000);
+                machine.disk().set_capacity(Some(machine.disk().used_bytes() + room));
+                self.may_lack_room.insert(number);
+                self.plan_at(blow.until(), Event::EndDiskFull(number));
+            }
+            Kind::SlowDisk => {
+                machine.pace.times.store(dice.scale(3, 200), Ordering::Relaxed);
+                self.plan_at(blow.until(), Event::EndSlowDisk(number));
+            }
+            _ => {
+                self.may_end.insert(number);
+                machine.disk().fail_sync(dice.scale(1, 20));
+            }
+        }
+    }
+
+    fn damage_disk(&mut self, sim: &mut Sim<'_>, blow: &Blow, dice: &mut Dice) -> bool {
+        let (number, machine) = (blow.number, self.machine(blow.number));
+        if blow.kind == Kind::Wipe {
+            self.damage(number);
+            self.cut_power(sim, blow.now_ms, number, blow.lasts_ms, dice);
+            machine.wipe();
+            return true;
+        }
+        let Some(path) = file_to_damage(&machine, dice) else { return false };
+        self.damage(number);
+        self.unsound.insert(number);
+        self.cut_power(sim, blow.now_ms, number, blow.lasts_ms, dice);
+        damage_file(&machine, &path, blow.kind, dice);
+        true
+    }
+
+    /// One clock at a time is wrong: of more nobody can say what is right.
+    fn set_clock(&mut self, blow: &Blow, dice: &mut Dice) -> bool {
+        let number = blow.number;
+        // What was stamped too late is waited for, and a run has no hour for that.
+        let offset = match dice.percent(50) {
+            true => dice.scale(100, AHEAD_MS_MAX) as i64,
+            false => -(dice.scale(100, BEHIND_MS_MAX) as i64),
+        };
+        let is_right = |other: &Rc<Machine>| other.skew.offset_ms.load(Ordering::Relaxed) == 0;
+        if !self.machines.iter().all(|other| other.number == number || is_right(other)) {
+            return false;
+        }
+        self.machine(number).skew.offset_ms.store(offset, Ordering::Relaxed);
+        self.plan_at(blow.until() + 2_000, Event::ClockBack(number));
         true
     }
 
@@ -389,11 +425,6 @@ impl Injector {
         self.damage_left -= 1;
         self.damaged.insert(number);
         self.may_end.insert(number);
-    }
-
-    fn cut(&mut self, sim: &mut Sim<'_>, until: u64, cut: Cut) {
-        let id = self.links.cut(sim, cut);
-        self.plan_at(until, Event::EndCut(id));
     }
 
     /// The process ends; the machine stays, and refuses who dials.
@@ -413,6 +444,23 @@ impl Injector {
     }
 }
 
+/// One fault.
+struct Blow {
+    kind: Kind,
+    now_ms: u64,
+    lasts_ms: u64,
+    /// The node that it meets, if it meets one.
+    number: u16,
+    /// Those that it can meet.
+    lit: Vec<u16>,
+}
+
+impl Blow {
+    fn until(&self) -> u64 {
+        self.now_ms + self.lasts_ms
+    }
+}
+
 /// A file whose damage must be noticed. Not the newest segment: the end of a write that a crash tore looks like
 /// one that a flipped bit broke, until a later write proves it.
 fn file_to_damage(machine: &Machine, dice: &mut Dice) -> Option<PathBuf> {
@@ -421,7 +469,7 @@ fn file_to_damage(machine: &Machine, dice: &mut Dice) -> Option<PathBuf> {
         let files = disk.list(Path::new(dir)).unwrap_or_default();
         files.into_iter().filter(|path| path.extension().is_some_and(|found| found == ext)).collect()
     };
-    let mut files = list("log", "seg");
+    let mut files = list(LOG, "seg");
     files.pop();
     files.extend(list("shards", "redb"));
     (!files.is_empty()).then(|| dice.one_of(&files).clone())

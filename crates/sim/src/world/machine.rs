@@ -18,6 +18,9 @@ use super::network::{PEER_PORT, SimNetwork};
 use super::plan::Plan;
 use super::record::{Notary, Recorder};
 
+/// How often somebody looks whether a node was taken out of the cluster.
+const REMOVAL_LOOK: Duration = Duration::from_millis(100);
+
 /// The name of a node's machine on the network.
 pub(crate) fn host(node: u16) -> String {
     format!("n{node}")
@@ -34,6 +37,8 @@ pub(crate) enum Doing {
     Serving,
     /// It did not start, for this reason.
     Refused(String),
+    /// The cluster does not count on it any more.
+    Removed,
 }
 
 /// A machine and its disk.
@@ -114,6 +119,7 @@ impl Machine {
         match Node::start(config, clock, executor).await {
             Ok(node) => {
                 *self.doing.borrow_mut() = Doing::Serving;
+                tokio::task::spawn_local(self.clone().await_removal(node.clone()));
                 let manners = Manners {
                     lost_percent: self.plan.lost_reply_percent,
                     drops_abandoned: self.plan.drops_abandoned,
@@ -131,6 +137,13 @@ impl Machine {
             Err(error) => *self.doing.borrow_mut() = Doing::Refused(error.to_string()),
         }
         std::future::pending().await
+    }
+
+    async fn await_removal(self: Rc<Machine>, node: Node) {
+        while !node.is_removed() {
+            tokio::time::sleep(REMOVAL_LOOK).await;
+        }
+        *self.doing.borrow_mut() = Doing::Removed;
     }
 
     /// Chance for one purpose in this life.

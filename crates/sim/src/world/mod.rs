@@ -42,7 +42,6 @@ use plan::Plan;
 pub use plan::Wishes;
 use record::Recorder;
 
-const TICK: Duration = Duration::from_millis(1);
 /// How long a mended cluster may take to end all its tasks.
 const CLOSING_MS_MAX: u64 = 120_000;
 /// Segments and connections that wait at one socket.
@@ -125,7 +124,7 @@ fn simulate(wishes: &Wishes, recorder: &Recorder) -> Ran {
         .rng_seed(plan.seed)
         .epoch(UNIX_EPOCH + Duration::from_millis(WALL_START_MS))
         .simulation_duration(FOR_EVER)
-        .tick_duration(TICK)
+        .tick_duration(Duration::from_millis(plan.tick_ms))
         .min_message_latency(Duration::from_millis(1))
         .max_message_latency(Duration::from_millis(plan.latency_ms_max))
         .tcp_capacity(SOCKET_MAX)
@@ -139,8 +138,8 @@ fn simulate(wishes: &Wishes, recorder: &Recorder) -> Ran {
     let busy_ms = plan.busy.as_millis() as u64;
     loop {
         let now_ms = sim.elapsed().as_millis() as u64;
-        recorder.step((now_ms + 1) * 1_000);
-        if now_ms == busy_ms {
+        recorder.step((now_ms + plan.tick_ms) * 1_000);
+        if now_ms >= busy_ms && matches!(stage.phase(), Phase::Setup | Phase::Busy) {
             tracing::info!("all is mended");
             injector.heal(&mut sim, now_ms);
             stage.phase.set(Phase::Closing);

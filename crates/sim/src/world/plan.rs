@@ -108,8 +108,13 @@ impl Kind {
     /// How often it comes when it comes at all, among the others.
     fn weight_max(self) -> u64 {
         match self {
-            Kind::Kill | Kind::PowerLoss | Kind::Split | Kind::OneWay | Kind::WorkerDeath => 10,
-            Kind::KillAll | Kind::PowerLossAll | Kind::TornWrite | Kind::Drop | Kind::Delay => 6,
+            Kind::Kill
+            | Kind::PowerLoss
+            | Kind::TornWrite
+            | Kind::Split
+            | Kind::OneWay
+            | Kind::WorkerDeath => 10,
+            Kind::KillAll | Kind::PowerLossAll | Kind::Drop | Kind::Delay => 6,
             Kind::BitFlip | Kind::Truncation | Kind::Wipe | Kind::Leave => 4,
             _ => 5,
         }
@@ -135,6 +140,8 @@ const BY_CLIENTS: [&str; 4] = ["lost_reply", "duplicate_request", "zombie", "sil
 pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) busy: Duration,
+    /// How often the network is looked at: what comes meanwhile comes then.
+    pub(crate) tick_ms: u64,
     /// Founders of the cluster.
     pub(crate) nodes: u16,
     /// When one more node joins.
@@ -208,6 +215,7 @@ impl Plan {
         Plan {
             seed: wishes.seed,
             busy: wishes.busy,
+            tick_ms: *dice.one_of(&[1, 2, 5]),
             nodes,
             joins_at: joins.then_some(joins_at),
             shards: dice.between(1, 4) as u16,
