@@ -10,8 +10,8 @@ use wire::history::KeptMessage;
 use wire::life::{Ask, Founding, Identity, Join, Joined, Probe, ProbeAnswer};
 use wire::peer::{self, FrameHeader, FrameRole, HELLO_HEAD_BYTES, Hello, HelloAnswer, PeerKind};
 use wire::raft::{
-    Append, AppendAnswer, AppendEntry, SnapshotAnswer, SnapshotChunk, SnapshotPart, SnapshotStep, Transfer,
-    TransferAnswer, VoteAnswer, VoteAsk,
+    Append, AppendAnswer, AppendEntry, RecordAnswer, RecordAsk, SnapshotAnswer, SnapshotChunk, SnapshotPart,
+    SnapshotStep, Transfer, TransferAnswer, VoteAnswer, VoteAsk,
 };
 use wire::reply::{AppliedMessage, ClaimHead, Propose, ProposeAnswer, ReadIndex, ReadIndexAnswer};
 use wire::{catalog, command, gossip, new_task, status};
@@ -53,6 +53,8 @@ const BODIES: &[Read] = &[
     kept,
     message::<CheckpointHead>,
     message::<Vote>,
+    message::<RecordAsk>,
+    message::<RecordAnswer>,
 ];
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {

@@ -8,14 +8,10 @@
 //! Next: `waiting.rs`, where the answer arrives.
 
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
-use futures::FutureExt;
 use model::{NewTask, QueueName, ShardId, Start};
 
 use crate::inner::Inner;
-use crate::lines::{Asked, Offer};
-use crate::taken::Carried;
 use crate::waiting::Promised;
 
 /// Claims that one enqueue makes for others: the rest hear of their tasks when those are there.
@@ -56,8 +52,7 @@ impl Inner {
             for (waiter, share) in self.lines.ahead(queue, shard, *count) {
                 let promised = Promised { inner: self.clone(), shares: vec![share] };
                 let Some(ask) = &waiter.ask else { continue };
-                // Nobody but the waiter knows of it from here on; if that has gone, the claim is given back.
-                let _ = waiter.accept(Offer::Asked(begun(self.take_in(ask, promised))));
+                waiter.clone().accept_asked(self.take_in(ask, promised));
             }
         }
     }
@@ -68,13 +63,4 @@ impl Inner {
 fn is_sure_to_be_ready(task: &NewTask) -> bool {
     let is_free = task.order_key.is_none() && task.dedup.is_none() && task.unique.is_none();
     is_free && task.start == Start::Now
-}
-
-/// The same claim, with its command in the inbox.
-fn begun(mut asked: Asked) -> Asked {
-    // Whoever awaits it brings a waker of its own.
-    match asked.poll_unpin(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(taken) => Carried::new(std::future::ready(taken)),
-        Poll::Pending => asked,
-    }
 }

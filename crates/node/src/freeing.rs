@@ -24,7 +24,8 @@ use crate::vouching::Voucher;
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// When a look comes this late, it was the node that was silent.
 const STOOD_STILL: Millis = Millis(1_000);
-/// How often the shards are asked which sessions hold claims.
+/// How often the shards are asked which sessions hold claims. A session that nobody told of counts from when it is found
+/// here, and its 2.5 s of silence after that shall end within 3 s: hardly less often.
 const LOOK_AT_ALL_EVERY: Millis = Millis(500);
 /// A session that was not heard for this long is asked for: beats come every second, and are told every half.
 const ASK_AFTER: Millis = Millis(1_750);

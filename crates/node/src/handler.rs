@@ -140,7 +140,11 @@ impl Handler for Front {
                 return reply.send(Err("only members of this cluster may say that".into()));
             }
             PeerKind::Append => return self.append(group, request, body, reply),
-            PeerKind::Vote | PeerKind::PreVote | PeerKind::Transfer | PeerKind::Snapshot => {
+            PeerKind::Vote
+            | PeerKind::PreVote
+            | PeerKind::Transfer
+            | PeerKind::Snapshot
+            | PeerKind::Record => {
                 let (replica, body) = match self.for_member(group, body) {
                     Ok(found) => found,
                     Err(why) => return reply.send(Err(why)),

@@ -29,8 +29,10 @@ const JUMP: Millis = Millis::secs(1);
 const HALF_ROUND_TRIP_MAX: Millis = Millis(50);
 /// How long a process that begins waits for a third clock before it goes by its own.
 const CAUTION: Millis = Millis::secs(5);
-/// Of the last few messages of a node, the one with the shortest way counts: being late makes a clock look slow.
+/// How many messages of a node are kept, to know its clock by.
 const HEARD_KEPT: usize = 4;
+/// Two messages in a row are seldom so equally late: who says the same twice means it.
+const AGREE: Millis = Millis(100);
 
 /// This node's clock, held to the others'.
 pub(crate) struct HeldClock {
@@ -201,9 +203,19 @@ impl Clock for HeldClock {
 
 impl Heard {
     fn sort(&mut self) {
-        let shortest_way = |bases: &Vec<i64>| bases.iter().copied().max();
-        self.others = Others::of(self.bases.values().filter_map(shortest_way).collect());
+        self.others = Others::of(self.bases.values().filter_map(|bases| believed(bases)).collect());
     }
+}
+
+/// The base of a clock by the last few messages, oldest first. The one with the shortest way counts, for being late
+/// makes a clock look slow. But when the last two agree, one before them that is far ahead of both was not more
+/// punctual: the clock was set back since. Its node may fall silent now, and is believed for long.
+fn believed(bases: &[i64]) -> Option<i64> {
+    let newest = *bases.last()?;
+    let agrees = |before: &[i64]| before.last().is_some_and(|base| base.abs_diff(newest) <= AGREE.0);
+    let was_set_back = |base: i64| base > newest && base.abs_diff(newest) > JUMP.0;
+    let is_sure = agrees(&bases[..bases.len() - 1]);
+    bases.iter().copied().filter(|base| !(is_sure && was_set_back(*base))).max()
 }
 
 /// Milliseconds as a number that can be taken from another; both times end long before it does.
@@ -318,6 +330,24 @@ mod tests {
             hear(&clock, 2, NOON - 2 * HOUR);
         }
         assert_eq!(off(&clock), 0, "one node's clock was really set back, the others decide");
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_before_its_node_fell_silent_counts_as_it_was_set() {
+        for (what, told, expected) in [
+            ("set back, and said so twice", &[HOUR, HOUR, 0, 0][..], 0),
+            ("not quite the same twice", &[HOUR, HOUR, 0, 90], 90),
+            ("said once, which may be a message that was late", &[HOUR, HOUR, HOUR, 0], HOUR),
+            ("two late ones that waited for each other", &[HOUR, HOUR, 0, 500], HOUR),
+            ("the shortest way counts still", &[HOUR, 0, -40, -60], 0),
+            ("set ahead, which no way explains", &[0, 0, 0, HOUR], HOUR),
+        ] {
+            let clock = HeldClock::new(HandClock::new(NOON + HOUR));
+            clock.set_nodes(&nodes(3));
+            hear(&clock, 3, NOON);
+            told.iter().for_each(|off| hear(&clock, 2, NOON + off));
+            assert_eq!(off(&clock), expected, "{what}");
+        }
     }
 
     #[test]

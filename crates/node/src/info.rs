@@ -263,7 +263,7 @@ pub struct GroupLine {
     pub role: &'static str,
     /// The current term.
     pub term: u64,
-    /// Whom it voted for in this term.
+    /// Whom it voted for in this term. Nothing if it did not, or if that is not known since a restart.
     pub voted_for: Option<NodeId>,
     /// Who leads.
     pub leader: Option<NodeId>,

@@ -22,6 +22,8 @@ pub(crate) struct LastHeard {
     spoke_here: AtomicU64,
     /// It holds a claim in a shard that this node leads.
     must_speak: AtomicBool,
+    /// A stream of it broke, at whichever node and however long ago.
+    a_stream_broke: AtomicBool,
 }
 
 impl LastHeard {
@@ -33,7 +35,18 @@ impl LastHeard {
             spoke_at: AtomicU64::new(at.0),
             spoke_here: AtomicU64::new(0),
             must_speak: AtomicBool::new(false),
+            a_stream_broke: AtomicBool::new(false),
         }
+    }
+
+    /// Notes that a stream of it broke.
+    pub(crate) fn stream_broke(&self) {
+        self.a_stream_broke.store(true, Ordering::Release);
+    }
+
+    /// Whether a stream of it ever broke.
+    pub(crate) fn did_a_stream_break(&self) -> bool {
+        self.a_stream_broke.load(Ordering::Acquire)
     }
 
     fn note(&self, at: Millis, wall: WallTime) {

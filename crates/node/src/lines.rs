@@ -9,8 +9,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake};
 
+use futures::FutureExt as _;
 use model::{Millis, QueueName, ShardId};
 use parking_lot::Mutex;
 use state_machine::view::ReadyHint;
@@ -87,16 +89,40 @@ enum Hand {
 }
 
 impl Waiter {
-    /// Accepts an offer, unless there is one or it is gone.
-    pub(crate) fn accept(&self, offer: Offer) -> Result<(), Offer> {
+    /// Accepts an offer and is told, unless there is one or it is gone.
+    fn accept(&self, offer: Offer) -> Result<(), Offer> {
+        self.hold(offer)?;
+        self.told.notify_one();
+        Ok(())
+    }
+
+    fn hold(&self, offer: Offer) -> Result<(), Offer> {
         let mut hand = self.hand.lock();
         match *hand {
             Hand::Empty => {
                 *hand = Hand::Holds(offer);
-                self.told.notify_one();
                 Ok(())
             }
             Hand::Holds(_) | Hand::Closed => Err(offer),
+        }
+    }
+
+    /// Accepts a claim that was made for it, and begins it: its command is in the inbox. It is told when the answer is
+    /// there; before that it could only wait on. If it is gone, the claim is given back.
+    pub(crate) fn accept_asked(self: Arc<Waiter>, mut asked: Asked) {
+        let bell = Arc::new(Bell { waiter: self, has_rung: AtomicBool::new(false) });
+        // Not under the lock of the hand: whatever it does may make offers.
+        let asked = match asked.poll_unpin(&mut Context::from_waker(&bell.clone().into())) {
+            Poll::Ready(taken) => {
+                bell.has_rung.store(true, Ordering::Release);
+                Carried::new(std::future::ready(taken))
+            }
+            Poll::Pending => asked,
+        };
+        let accepted = bell.waiter.hold(Offer::Asked(asked));
+        // It was told already, and found nothing in its hand.
+        if accepted.is_ok() && bell.has_rung.load(Ordering::Acquire) {
+            bell.waiter.told.notify_one();
         }
     }
 
@@ -125,6 +151,19 @@ impl Waiter {
             Hand::Holds(offer) => Some(offer),
             Hand::Empty | Hand::Closed => None,
         }
+    }
+}
+
+/// Tells one that waits that the claim made for it is answered.
+struct Bell {
+    waiter: Arc<Waiter>,
+    has_rung: AtomicBool,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Bell>) {
+        self.has_rung.store(true, Ordering::Release);
+        self.waiter.told.notify_one();
     }
 }
 
@@ -337,6 +376,7 @@ impl Lines {
 mod tests {
     use super::*;
     use model::WallTime;
+    use tokio::sync::oneshot;
 
     fn queue() -> QueueName {
         QueueName::new("mail").unwrap()
@@ -433,6 +473,31 @@ mod tests {
         let shares: Vec<Share> = first.into_iter().map(|(_, share)| share).collect();
         assert!(lines.take_back(&shares).is_empty());
         assert_eq!(counts(&lines.promise(&queue(), &[stock(1, 4)], 3)), [(1, 3)]);
+    }
+
+    #[tokio::test]
+    async fn one_for_whom_a_claim_was_made_is_told_when_it_is_answered_and_not_before() {
+        let lines = Lines::new();
+        let is_told = |waiter: &Waiter| waiter.told.notified().now_or_never().is_some();
+        let holds_an_answer = |waiter: &Waiter| match waiter.take() {
+            Some(Offer::Asked(asked)) => asked.now_or_never().is_some(),
+            _ => false,
+        };
+        let waiter = lines.waiter(1, 10, None).unwrap();
+        let (answer, answered) = oneshot::channel();
+        waiter.clone().accept_asked(Carried::new(async move { answered.await.unwrap() }));
+        assert!(!is_told(&waiter), "it could only wait on");
+        assert!(answer.send(Err(Error::Unavailable)).is_ok());
+        assert!(is_told(&waiter) && holds_an_answer(&waiter));
+
+        waiter.clone().accept_asked(Carried::new(std::future::ready(Err(Error::Unavailable))));
+        assert!(is_told(&waiter) && holds_an_answer(&waiter), "answered at once");
+
+        waiter.close();
+        let (answer, answered) = oneshot::channel();
+        waiter.clone().accept_asked(Carried::new(async move { answered.await.unwrap() }));
+        assert!(!is_told(&waiter) && waiter.take().is_none(), "it has gone");
+        assert!(answer.send(Err(Error::Unavailable)).is_ok(), "and the claim goes on without it");
     }
 
     #[test]

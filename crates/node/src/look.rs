@@ -21,6 +21,8 @@ const NO_LEADER_PAUSE: Duration = Duration::from_millis(100);
 const LOOK_INTO_STEP: usize = 100;
 /// Shards whose leaders are asked at once when a list goes on to them.
 const SHARDS_AT_ONCE: usize = 16;
+/// What is said of a task whose envelope no copy has whole.
+const DAMAGED: &str = "damaged_record: what is kept of this task is damaged on every copy: discard it";
 /// Bytes of envelopes that one step of a list looks into.
 const LOOK_INTO_BYTES_MAX: usize = 32 * 1024 * 1024;
 
@@ -54,11 +56,21 @@ impl Node {
         freshness: Freshness,
     ) -> Result<TaskDetail, Error> {
         let inner = &self.inner;
-        let spread = inner.policies.spread(queue);
-        let shards = inner.groups.count();
-        let (shard, key) = place::dedup(queue, spread, shards, dedup_key, order_key, unique_key);
-        inner.groups.wait_for([shard], freshness).await?;
-        let id = inner.groups.look(shard, |state| state.task_of_dedup(key));
+        let place = || {
+            let (spread, shards) = (inner.policies.spread(queue), inner.groups.count());
+            place::dedup(queue, spread, shards, dedup_key, order_key, unique_key)
+        };
+        let mut at = place();
+        let mut id = inner.of_dedup(at, freshness).await?;
+        if id.is_none() && freshness == Freshness::Linearizable {
+            // What is known here of the queue may be old, and its tasks elsewhere.
+            inner.groups.wait_for_catalog(freshness).await?;
+            inner.take_settings();
+            if at != place() {
+                at = place();
+                id = inner.of_dedup(at, freshness).await?;
+            }
+        }
         let id = id.ok_or_else(|| {
             Error::NotFound(format!(
                 "no task of queue {queue:?} has this dedup key, or its window has passed: \
@@ -87,6 +99,16 @@ impl Node {
 }
 
 impl Inner {
+    /// The task that has this dedup key in this shard.
+    async fn of_dedup(
+        &self,
+        (shard, key): (ShardId, KeyHash),
+        freshness: Freshness,
+    ) -> Result<Option<TaskId>, Error> {
+        self.groups.wait_for([shard], freshness).await?;
+        Ok(self.groups.look(shard, |state| state.task_of_dedup(key)))
+    }
+
     async fn view(&self, id: TaskId, freshness: Freshness) -> Result<TaskView, Error> {
         self.groups.wait_for([id.shard()], freshness).await?;
         Ok(self.groups.look(id.shard(), |state| state.task(id)).ok_or(Rejection::NotFound { id })?)
@@ -120,16 +142,22 @@ impl Inner {
 
     async fn detail(&self, view: TaskView) -> Result<TaskDetail, Error> {
         let id = view.id;
-        let kept = self.groups.shard(id.shard()).kept(id).await.map_err(told)?;
-        // Gone between the two looks.
-        let envelope = kept.envelope.ok_or(Rejection::NotFound { id })?;
-        Ok(TaskDetail {
-            view,
-            envelope: open(id, envelope)?,
-            output: kept.output,
-            detail: kept.detail,
-            history: kept.history,
-        })
+        let kept = match self.groups.shard(id.shard()).kept(id).await {
+            Err(_) if !self.is_there(id) => return Err(Rejection::NotFound { id }.into()),
+            kept => kept.map_err(told)?,
+        };
+        let (envelope, detail) = match kept.envelope {
+            Some(envelope) => (open(id, envelope)?, kept.detail),
+            // No copy has it whole.
+            None if self.is_there(id) => (damaged_record(), Some(DAMAGED.to_owned())),
+            // Gone between the two looks.
+            None => return Err(Rejection::NotFound { id }.into()),
+        };
+        Ok(TaskDetail { view, envelope, output: kept.output, detail, history: kept.history })
+    }
+
+    fn is_there(&self, id: TaskId) -> bool {
+        self.groups.look(id.shard(), |state| state.task(id)).is_some()
     }
 
     /// One step of a list.
@@ -210,19 +238,46 @@ impl Inner {
             return Ok(0);
         }
         let ids: Vec<TaskId> = views.iter().map(|view| view.id).collect();
-        let envelopes = self.groups.shard(shard).envelopes(&ids).await.map_err(told)?;
+        let envelopes = self.groups.shard(shard).envelopes(&ids).await;
         let mut bytes = 0;
         for (view, envelope) in views.into_iter().zip(envelopes) {
-            // One that has gone meanwhile is not listed.
-            let Some(envelope) = envelope else { continue };
-            bytes += envelope.len();
-            let envelope = open(view.id, envelope)?;
-            if fits(filter, &view, &envelope) {
-                found.push(TaskSummary { view, envelope });
+            let unread = match envelope {
+                Ok(Some(envelope)) => {
+                    bytes += envelope.len();
+                    let envelope = open(view.id, envelope)?;
+                    if fits(filter, &view, &envelope) {
+                        found.push(TaskSummary { view, envelope });
+                    }
+                    continue;
+                }
+                Ok(None) => damaged_record(),
+                // One task must not hide the others.
+                Err(replica::Error::Unavailable) => unread_record(),
+                Err(error) => return Err(told(error)),
+            };
+            // One that has gone meanwhile is not listed; one that cannot be read cannot be looked into.
+            if filter.text.is_none() && self.is_there(view.id) {
+                found.push(TaskSummary { view, envelope: unread });
             }
         }
         Ok(bytes)
     }
+}
+
+/// Stands for an envelope that no copy has whole.
+fn damaged_record() -> Envelope {
+    stand_in("(damaged record)")
+}
+
+/// Stands for an envelope that is damaged here while not all other copies can be asked for it.
+fn unread_record() -> Envelope {
+    stand_in("(cannot be read now)")
+}
+
+/// No task has such a kind.
+fn stand_in(kind: &str) -> Envelope {
+    let payload = bytes::Bytes::from_static(b"null");
+    Envelope { kind: kind.to_owned(), payload, ..Envelope::default() }
 }
 
 fn open(id: TaskId, envelope: bytes::Bytes) -> Result<Envelope, Error> {

@@ -273,7 +273,7 @@ impl Inner {
     }
 
     /// Takes what the catalog here says of queues.
-    fn take_settings(&self) {
+    pub(crate) fn take_settings(&self) {
         self.policies.replace(|| {
             self.groups.catalog.read_stale(|catalog| {
                 catalog.queues().map(|(name, settings)| (name.clone(), settings.clone())).collect()
@@ -284,12 +284,17 @@ impl Inner {
     /// Waits, once after a start, until the catalog here has all that was answered before. Until then a pinned queue
     /// looks like any other, and a follow-up of an ack, which no shard refuses, would be put into the wrong one.
     pub(crate) async fn know_queues(&self) -> Result<(), Error> {
-        if !self.knows_queues.load(Ordering::Relaxed) {
+        if !self.knows_queues() {
             self.groups.wait_for_catalog(Freshness::Linearizable).await?;
             self.take_settings();
             self.knows_queues.store(true, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Whether nobody has to wait for that any more.
+    pub(crate) fn knows_queues(&self) -> bool {
+        self.knows_queues.load(Ordering::Relaxed)
     }
 
     /// Takes what the catalog here says of queues, and tells the shards that are led here what they do not
@@ -331,8 +336,17 @@ pub(crate) async fn run(inner: Arc<Inner>) {
     tokio::select! {
         () = follow(&inner) => {}
         () = deliver(&inner) => {}
+        () = know(&inner) => {}
         () = inner.stopping.cancelled() => {}
     }
+}
+
+/// Learns the queues after a start, so that few have to wait for it.
+async fn know(inner: &Inner) {
+    while inner.know_queues().await.is_err() {
+        tokio::time::sleep(BACKOFF).await;
+    }
+    std::future::pending().await
 }
 
 /// Places tasks by what the catalog here says, as soon as it says so.

@@ -14,7 +14,7 @@ use std::time::Instant;
 use model::command::{Dedup, Unique};
 use model::{
     Command, Digest, Enqueued, FollowUp, Millis, NewTask, QueueName, QueuePolicy, QueueSettings, Rejection,
-    Reply, ShardId, TaskId, limits,
+    Reply, ShardId, Spread, TaskId, limits,
 };
 use wire::envelope::{Envelope, Header};
 
@@ -80,7 +80,11 @@ impl Inner {
                 limits::ENQUEUE_TASKS_MAX
             )));
         }
-        self.know_queues().await?;
+        // What an older policy spreads wrongly its shard sends back. What it pins wrongly nobody does, and what it
+        // refuses would be refused for good.
+        if !self.knows_queues() && self.pins_or_refuses_any(&tasks) {
+            self.know_queues().await?;
+        }
         let Sheets { sheets, mut results } = self.sort(tasks, atomic)?;
         let proposals = sheets.into_iter().map(|sheet| self.enqueue_in(sheet, atomic));
         let mut indexes = Vec::new();
@@ -157,6 +161,13 @@ impl Inner {
             }
         }
         Ok(Sheets { sheets, results })
+    }
+
+    /// Whether a task's queue is pinned or the task may not enter it, by what is known here.
+    fn pins_or_refuses_any(&self, tasks: &[TaskSpec]) -> bool {
+        let policies = self.policies.all();
+        let is_spread = |policy: &QueuePolicy| policy.spread != Spread::Pinned;
+        !tasks.iter().all(|task| self.check(task, &policies).is_ok_and(is_spread))
     }
 
     /// The policy of the task's queue, if the task may enter it.

@@ -225,6 +225,7 @@ impl Session {
             is_news = asked.over.is_none() && asked.stream == stream;
             if is_news {
                 asked.closed = Some(Closed { stream, at: now });
+                self.last_heard.stream_broke();
             }
             false
         });
@@ -253,6 +254,10 @@ impl Session {
 
     /// How long ago its stream broke, unless a newer one took its place.
     pub(crate) fn closed_for(&self, now: Millis) -> Option<Millis> {
+        // All sessions are asked this twice a second, and of most no stream ever broke.
+        if !self.last_heard.did_a_stream_break() {
+            return None;
+        }
         let asked = *self.asked.borrow();
         let closed = asked.closed.filter(|closed| closed.stream == asked.stream)?;
         Some(Millis(now.0.saturating_sub(closed.at.0)))
@@ -315,6 +320,7 @@ impl Session {
                 asked.stream = asked.stream.max(closed.stream);
                 if asked.closed.is_none_or(|known| known.stream < closed.stream) {
                     asked.closed = Some(Closed { stream: closed.stream, at: then(closed.age) });
+                    self.last_heard.stream_broke();
                 }
             }
             if let Some(over) = news.over {

@@ -25,10 +25,26 @@ struct Sheet {
 impl Node {
     /// Ends tasks as done, each with its own outcome.
     pub async fn ack(&self, calls: Vec<AckCall>) -> Vec<Result<Answer<Settled>, Error>> {
-        let known = match calls.iter().any(|call| !call.then.is_empty()) {
-            true => self.inner.know_queues().await,
-            false => Ok(()),
-        };
+        let has_then = |call: &AckCall| !call.then.is_empty();
+        if self.inner.knows_queues() || !calls.iter().any(has_then) {
+            return self.ack_knowing(calls, Ok(())).await;
+        }
+        // Only those with follow-ups wait until it is known where these go.
+        let waits: Vec<bool> = calls.iter().map(has_then).collect();
+        let (waiting, others): (Vec<_>, Vec<_>) = calls.into_iter().partition(has_then);
+        let waiting = async { self.ack_knowing(waiting, self.inner.know_queues().await).await };
+        let (waited, others) = tokio::join!(waiting, self.ack_knowing(others, Ok(())));
+        let (mut waited, mut others) = (waited.into_iter(), others.into_iter());
+        let answer = |waits| if waits { waited.next() } else { others.next() };
+        waits.into_iter().map(answer).map(|answer| answer.expect("each call is answered")).collect()
+    }
+
+    /// The same, if it is `known` where follow-ups go.
+    async fn ack_knowing(
+        &self,
+        calls: Vec<AckCall>,
+        known: Result<(), Error>,
+    ) -> Vec<Result<Answer<Settled>, Error>> {
         let policies = self.inner.policies.all();
         let command = |call: AckCall, task: TaskId, fence: Fence| {
             let bytes = call.output.len();
@@ -159,11 +175,12 @@ enum Tries {
 /// What a caller is told of a rejection.
 ///
 /// A fail that counted may have sent its task into a backoff, and the next claim, a cancel or an expiry may have come
-/// before the second try: its rejection does not say that nothing changed. An ack's answer is kept for longer than
-/// anybody tries, and of an extension or a note nothing is left once the claim is over.
+/// before the second try: its rejection does not say that nothing changed. Nor does that of an extension, which may
+/// have brought the deadline nearer. An ack's answer is kept for longer than anybody tries, and of a note nothing is
+/// left once the claim is over.
 fn told_no(operation: Operation, tries: Tries, rejection: Rejection) -> Error {
     match (operation, tries) {
-        (Operation::Fail, Tries::Several) => Error::Timeout,
+        (Operation::Fail | Operation::Extend, Tries::Several) => Error::Timeout,
         _ => rejection.into(),
     }
 }
@@ -199,14 +216,16 @@ mod tests {
     use model::WallTime;
 
     #[test]
-    fn a_fail_that_may_have_counted_is_not_called_undone() {
+    fn a_fail_or_an_extension_that_may_have_counted_is_not_called_undone() {
         let id = TaskId::new(ShardId::new(1).unwrap(), WallTime::from_millis(1), 1);
         let stale = || Rejection::StaleToken { id, given: Fence(1), current: Fence(2) };
         for (operation, tries, expected) in [
             (Operation::Fail, Tries::One, Error::from(stale())),
             (Operation::Fail, Tries::Several, Error::Timeout),
             (Operation::Ack, Tries::Several, stale().into()),
-            (Operation::Extend, Tries::Several, stale().into()),
+            (Operation::Extend, Tries::One, stale().into()),
+            (Operation::Extend, Tries::Several, Error::Timeout),
+            (Operation::Progress, Tries::Several, stale().into()),
             (Operation::Release, Tries::One, stale().into()),
         ] {
             assert_eq!(told_no(operation, tries, stale()), expected, "{operation:?} {tries:?}");

@@ -439,7 +439,10 @@ impl Inner {
     /// Asks the shards of these promises, all at once. One that has something does not wait long for the
     /// others: what those bring is given back.
     async fn take(self: &Arc<Inner>, ask: &Ask, promised: Promised) -> Vec<Result<Taken, Error>> {
-        let shards = by_shard(promised);
+        let mut shards = by_shard(promised);
+        if shards.len() == 1 {
+            return vec![self.take_in(ask, shards.remove(0)).await];
+        }
         let mut asked: FuturesUnordered<_> =
             shards.into_iter().map(|promised| self.take_in(ask, promised)).collect();
         let mut taken = Vec::with_capacity(asked.len());

@@ -8,18 +8,26 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::StreamExt;
 use model::{Claimed, Position, Rejection, TaskId};
 use openraft::EntryPayload;
 use openraft::storage::ApplyResponder;
 use state_machine::Effects;
 use wire::entry::{Entry as WireEntry, Malformed};
+use wire::history::KeptMessage;
+use wire::seal;
 
-use crate::codec::Codec;
+use crate::codec::{Codec, Withheld};
+use crate::mend::{self, Wanted};
 use crate::notice::{Heard, Notice, is_told};
+use crate::propose;
 use crate::records;
 use crate::shared::{Core, Shared};
 use crate::tables;
 use crate::type_config::{EntryBytes, Outcome, RaftEntry, StoredMembership, Types};
+
+/// Damaged records that other members are asked for at once.
+const MENDS_AT_ONCE: usize = 64;
 
 /// What the commands of an entry brought, in their order.
 pub(crate) struct Replies<R> {
@@ -41,20 +49,21 @@ pub(crate) fn apply<M: Codec>(
         shared.log.give_up(&what);
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
-    let answers = match entry.payload {
+    let (answers, news) = match entry.payload {
         EntryPayload::Normal(EntryBytes(bytes)) => {
             let batch = decode::<M>(bytes, index)?;
-            Some(apply_batch(shared, &entry.log_id, batch, responder.is_some()))
+            let (answers, news) = apply_batch(shared, &entry.log_id, batch, responder.is_some());
+            (Some(answers), news)
         }
         EntryPayload::Blank => {
             shared.lock().applied = Some(entry.log_id);
-            None
+            (None, News::default())
         }
         EntryPayload::Membership(membership) => {
             let mut core = shared.lock();
             core.applied = Some(entry.log_id);
             core.membership = StoredMembership::new(Some(entry.log_id), membership);
-            None
+            (None, News::default())
         }
     };
     // Before the answer: whoever has that finds the entry applied.
@@ -64,6 +73,8 @@ pub(crate) fn apply<M: Codec>(
         (None, Some(responder)) => responder.send(Outcome::nothing()),
         (_, None) => {}
     }
+    // After the answer: whoever waits for that waits for nothing else.
+    news.tell(shared);
     Ok(())
 }
 
@@ -98,7 +109,7 @@ fn apply_batch<M: Codec>(
     log_id: &crate::type_config::LogId,
     batch: Batch<M::Command>,
     is_proposed_here: bool,
-) -> Answers<M::Reply> {
+) -> (Answers<M::Reply>, News) {
     let tells = shared.notices.receiver_count() > 0;
     let mut notices = Vec::new();
     let mut results = Vec::with_capacity(batch.commands.len());
@@ -125,17 +136,30 @@ fn apply_batch<M: Codec>(
     }
     shared.stamper.applied(log_id.committed_leader_id().term, core.machine.stamps());
     let next_due = core.machine.next_due();
-    let moved = next_due != core.next_due;
+    let has_due_moved = next_due != core.next_due;
     core.next_due = next_due;
     drop(guard);
-    if moved {
-        shared.due_moved.notify_one();
+    let answers = Answers { replies: Replies { index: batch.at.index, results }, missing };
+    (answers, News { notices, has_due_moved })
+}
+
+/// What an entry brought for others than its proposer.
+#[derive(Default)]
+struct News {
+    notices: Vec<Notice>,
+    has_due_moved: bool,
+}
+
+impl News {
+    fn tell<M>(self, shared: &Shared<M>) {
+        if self.has_due_moved {
+            shared.due_moved.notify_one();
+        }
+        if !self.notices.is_empty() {
+            // Nobody listening is no error.
+            let _ = shared.notices.send(Heard::Notices(Arc::new(self.notices)));
+        }
     }
-    if !notices.is_empty() {
-        // Nobody listening is no error.
-        let _ = shared.notices.send(Heard::Notices(Arc::new(notices)));
-    }
-    Answers { replies: Replies { index: batch.at.index, results }, missing }
 }
 
 /// Fills in the envelopes that are in memory, and says which are not.
@@ -162,50 +186,83 @@ fn answer<M: Codec>(shared: &Arc<Shared<M>>, answers: Answers<M::Reply>, respond
         responder.send(Outcome::new(answers.replies));
         return;
     }
-    let reader = shared.clone();
-    shared.reader.spawn(move || {
+    let shared = shared.clone();
+    tokio::spawn(async move {
         let Answers { mut replies, missing } = answers;
-        fill_in::<M>(&reader, &mut replies.results, &missing);
+        fill_in::<M>(&shared, &mut replies.results, &missing).await;
         responder.send(Outcome::new(replies));
     });
 }
 
-/// Reads envelopes back from the checkpoint into their claims. A claim whose envelope is nowhere is not
-/// given out: its task was discarded and forgotten since, or the checkpoint lost it, which is said aloud.
-fn fill_in<M: Codec>(
-    shared: &Shared<M>,
+/// Reads envelopes back from the checkpoint into their claims. One that is damaged or not there comes from another
+/// member; a claim whose envelope cannot be had is not given out.
+async fn fill_in<M: Codec>(
+    shared: &Arc<Shared<M>>,
     results: &mut [Result<M::Reply, Rejection>],
     missing: &[(usize, usize, TaskId)],
 ) {
     let keys: Vec<_> = missing.iter().map(|(_, _, task)| tables::key(*task)).collect();
-    let rows = shared.store().and_then(|store| store.get_many(tables::KEPT, &keys)).unwrap_or_else(|error| {
-        tracing::error!(group = %shared.group, %error, "cannot read envelopes of claimed tasks");
-        vec![None; keys.len()]
-    });
-    for (&(n, i, task), row) in missing.iter().zip(rows) {
+    let reader = shared.clone();
+    let rows = shared.reader.run(move || Ok(records::rows(&reader.store()?, tables::KEPT, &keys))).await;
+    let envelopes = match rows {
+        Ok(rows) => envelopes(shared, missing, rows).await,
+        Err(error) => {
+            tracing::error!(group = %shared.group, %error, "cannot read envelopes of claimed tasks");
+            vec![Err(Withheld::ForNow); missing.len()]
+        }
+    };
+    let mut withheld = Vec::new();
+    for (&(n, i, _), envelope) in missing.iter().zip(envelopes) {
         let claims = results[n].as_mut().ok().and_then(M::claims).expect("this reply had claims before");
-        let is_there = row.is_some();
-        let kept = row.and_then(records::opened);
-        if is_there && kept.is_none() {
-            let damaged = records::damaged(shared.group, task);
-            tracing::error!(group = %shared.group, error = %damaged, "a claimed task cannot be given out");
-            // Another member has it whole: this one must not go on giving its tasks out. A lone one goes on with the rest.
-            if shared.lock().membership.membership().voter_ids().count() > 1 {
-                shared.log.give_up(&damaged.to_string());
+        match envelope {
+            Ok(envelope) => claims[i].envelope = envelope,
+            Err(why) => {
+                tracing::error!(group = %shared.group, task = %claims[i].id, ?why, "a claimed task is not given out");
+                withheld.extend(M::withheld(&claims[i], why));
             }
         }
-        claims[i].envelope = kept.and_then(|kept| kept.envelope).unwrap_or_default();
     }
     // They come in order: each reply is looked at once.
     for some in missing.chunk_by(|(n, ..), (next, ..)| n == next) {
-        let n = some[0].0;
-        let claims = results[n].as_mut().ok().and_then(M::claims).expect("this reply had claims before");
-        claims.retain(|claim: &Claimed| {
-            if claim.envelope.is_empty() {
-                let what = "a claimed task has no envelope: nobody works on it until its hold ends";
-                tracing::error!(group = %shared.group, task = %claim.id, "{what}");
-            }
-            !claim.envelope.is_empty()
-        });
+        let claims = results[some[0].0].as_mut().ok().and_then(M::claims);
+        claims.expect("this reply had claims before").retain(|claim: &Claimed| !claim.envelope.is_empty());
     }
+    if withheld.is_empty() {
+        return;
+    }
+    let Some(settle) = shared.settle.get() else { return };
+    for piece in propose::encode::<M>(&withheld) {
+        // An inbox that is full or closed does not take it: the claim then stays until its hold ends.
+        let _ = settle(piece);
+    }
+}
+
+/// The envelopes of claimed tasks from their rows, or from another member.
+async fn envelopes<M: Codec>(
+    shared: &Arc<Shared<M>>,
+    missing: &[(usize, usize, TaskId)],
+    rows: Vec<storage::Result<Option<Bytes>>>,
+) -> Vec<Result<Bytes, Withheld>> {
+    let tasks: Vec<TaskId> = missing.iter().map(|(_, _, task)| *task).collect();
+    let each = tasks.into_iter().zip(rows).map(|(task, row)| async move {
+        // What cannot be read now may be there all the same.
+        let (row, lost) = match row {
+            Ok(row) => (row.ok_or_else(|| records::damaged(shared.group, task)), Withheld::ForGood),
+            Err(error) => (Err(error), Withheld::ForNow),
+        };
+        let opened = row.and_then(|row| {
+            let kept = seal::opened::<KeptMessage>(&tables::key(task), row);
+            kept.and_then(|kept| kept.envelope).ok_or_else(|| records::damaged(shared.group, task))
+        });
+        let error = match opened {
+            Ok(envelope) => return Ok(envelope),
+            Err(error) => error,
+        };
+        tracing::error!(group = %shared.group, %error, "a claimed task's record is asked for at the other members");
+        match mend::mend(shared, task, Wanted::Envelope).await {
+            Ok(kept) => kept.and_then(|kept| kept.envelope).ok_or(lost),
+            Err(_) => Err(Withheld::ForNow),
+        }
+    });
+    futures::stream::iter(each).buffered(MENDS_AT_ONCE).collect().await
 }

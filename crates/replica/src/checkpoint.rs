@@ -20,8 +20,9 @@ use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::keep::{self, Writing};
 use crate::machine_store::Checkpointed;
+use crate::mend;
 use crate::propose::Raft;
-use crate::records;
+use crate::records::{self, Others};
 use crate::shared::{Core, Shared};
 
 /// The pause between checkpoints when little changes.
@@ -213,14 +214,18 @@ impl<M: Codec> Checkpointer<M> {
         };
         self.shared.executor.spawn(&format!("checkpoint-{}", self.shared.group), Box::new(work));
         let (cut, written) = result.await.map_err(|_| Error::Stopped)?.map_err(|_| self.panicked())?;
-        if let Err(error) = written {
-            *unwritten = Some(cut);
-            if error.is_fatal() {
-                self.shared.log.give_up(&error.to_string());
+        let damaged = match written {
+            Ok(damaged) => damaged,
+            Err(error) => {
+                *unwritten = Some(cut);
+                if error.is_fatal() {
+                    self.shared.log.give_up(&error.to_string());
+                }
+                return Err(Error::Storage { group: self.shared.group, what: error.to_string() });
             }
-            return Err(Error::Storage { group: self.shared.group, what: error.to_string() });
-        }
+        };
         *self.shared.checkpointed.lock() = cut.checkpointed;
+        mend::mend_met(&self.shared, damaged);
         Ok(())
     }
 }
@@ -255,8 +260,8 @@ fn begin<M: Codec>(core: &mut Core<M>, empty: HashMap<TaskId, keep::News>) -> Cu
     Cut { changes: Vec::new(), writing: core.keep.cut(empty), hash, checkpointed }
 }
 
-/// Writes a cut; then the cache takes over what it held in memory.
-fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<()> {
+/// Writes a cut; then the cache takes over what it held in memory. Which tasks have a damaged record on the disk.
+fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<Vec<TaskId>> {
     let store = shared.store()?;
     let mut batch = Batch::new();
     for change in &cut.changes {
@@ -266,7 +271,9 @@ fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<()> {
         }
     }
     records::put_head(&cut.checkpointed, cut.hash, &mut batch);
-    records::put_kept(&store, &cut.writing, &mut batch)?;
+    let is_alone = cut.checkpointed.membership.membership().nodes().nth(1).is_none();
+    let others = if is_alone { Others::None } else { Others::Some };
+    let damaged = records::put_kept(&store, &cut.writing, others, &mut batch)?;
     store.write(&batch)?;
     let room = shared.lock().keep.room();
     let mut cacheable = keep::cacheable(&cut.writing, room).into_iter().peekable();
@@ -276,5 +283,5 @@ fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<()> {
     }
     // A large map: the cut holds on to it, so it is not dropped under the lock.
     drop(shared.slice(|core| core.keep.written()));
-    Ok(())
+    Ok(damaged)
 }

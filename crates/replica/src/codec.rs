@@ -2,11 +2,26 @@
 
 use bytes::{Bytes, BytesMut};
 use model::catalog::{CatalogCommand, CatalogReply};
-use model::{Claimed, Command, Reply};
+use model::command::Fail;
+use model::{Claimed, Command, Millis, Reply, TaskId};
 use state_machine::{Catalog, Machine, Shard};
 use wire::catalog::CatalogMessage;
 use wire::command::CommandMessage;
 use wire::entry::{self, Malformed};
+
+/// Until a task whose record could not be had is offered again.
+const WITHHELD_PAUSE: Millis = Millis::secs(1);
+/// Why a task is dead whose record is damaged on every member.
+const DAMAGED_RECORD: &str = "damaged_record: what is kept of this task is damaged on every copy, so nobody can work on it: discard it";
+
+/// Why a claimed task is not given out: what is kept of it is damaged here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Withheld {
+    /// Not every other member could be asked for it.
+    ForNow,
+    /// No member has it.
+    ForGood,
+}
 
 /// A machine whose commands can stand in a log.
 pub trait Codec: Machine {
@@ -22,8 +37,16 @@ pub trait Codec: Machine {
     /// Whether a command brings work that was not there: it is refused before those that end work.
     fn is_new_work(command: &Self::Command) -> bool;
 
+    /// Whether there is such a task: then something is kept of it.
+    fn has(&self, task: TaskId) -> bool;
+
     /// The claims in a reply, which want their envelopes.
     fn claims(reply: &mut Self::Reply) -> Option<&mut Vec<Claimed>>;
+
+    /// The command for a claim that is not given out. Without one the claim stays until its hold ends.
+    fn withheld(_claim: &Claimed, _why: Withheld) -> Option<Self::Command> {
+        None
+    }
 }
 
 impl Codec for Shard {
@@ -44,11 +67,30 @@ impl Codec for Shard {
         matches!(command, Command::Enqueue { .. })
     }
 
+    fn has(&self, task: TaskId) -> bool {
+        self.task(task).is_some()
+    }
+
     fn claims(reply: &mut Reply) -> Option<&mut Vec<Claimed>> {
         match reply {
             Reply::Claimed(claims) => Some(claims),
             _ => None,
         }
+    }
+
+    fn withheld(claim: &Claimed, why: Withheld) -> Option<Command> {
+        let (task, fence) = (claim.id, claim.fence);
+        Some(match why {
+            Withheld::ForNow => Command::Release { task, fence, delay: WITHHELD_PAUSE },
+            Withheld::ForGood => Command::Fail(Fail {
+                task,
+                fence,
+                error: DAMAGED_RECORD.to_owned(),
+                detail: String::new(),
+                retry_in: None,
+                fatal: true,
+            }),
+        })
     }
 }
 
@@ -66,6 +108,10 @@ impl Codec for Catalog {
     }
 
     fn is_new_work(_command: &CatalogCommand) -> bool {
+        false
+    }
+
+    fn has(&self, _task: TaskId) -> bool {
         false
     }
 

@@ -40,43 +40,16 @@ pub(crate) async fn run<M: Codec>(raft: Raft<M>, shared: Arc<Shared<M>>, mut sto
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-    use std::sync::mpsc;
     use std::time::{Duration, Instant};
 
-    use model::{GroupId, MemberId, NodeId};
-    use state_machine::Catalog;
-    use storage::{CheckpointStore, Disk, Log, LogOptions, MemDisk, ThreadExecutor, checkpoint_path};
-
     use super::*;
-    use crate::{NoPeers, Replica, ReplicaConfig, Role, SystemClock};
+    use crate::{NoPeers, Role, lone};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// A group of one, and what ends its process.
-    async fn start() -> (Log, Replica<Catalog>, mpsc::Receiver<String>) {
-        let disk: Arc<dyn Disk> = Arc::new(MemDisk::default());
-        let (ends, ended) = mpsc::channel();
-        let on_fatal = Arc::new(move |error: &storage::Error| drop(ends.send(error.to_string())));
-        let options = LogOptions { on_fatal, segment_bytes: 4 << 20, ..LogOptions::default() };
-        let executor = Arc::new(ThreadExecutor);
-        let (log, _) = Log::open(disk.clone(), Path::new("log"), options, executor.clone()).unwrap();
-        disk.create_dir_all(Path::new("shards")).unwrap();
-        let (group, member) = (GroupId::CATALOG, MemberId::new(NodeId(1), 0));
-        let store = CheckpointStore::open(disk.clone(), &checkpoint_path(group), 1 << 20).unwrap();
-        let (make, clock) = (Box::new(Catalog::default), Arc::new(SystemClock::new()));
-        let (config, log_of_group) = (ReplicaConfig::new(group, member), log.group(group));
-        let peers = Arc::new(NoPeers);
-        let started = Replica::start(config, make, log_of_group, store, disk, clock, executor, peers).await;
-        let replica = started.unwrap();
-        replica.initialize(&[(member, String::new())]).await.unwrap();
-        replica.ready().await.unwrap();
-        (log, replica, ended)
-    }
-
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_engine_that_panics_ends_the_process() {
-        let (log, replica, ended) = start().await;
+        let (log, replica, ended) = lone::start(Arc::new(NoPeers)).await;
         replica.inner.raft.external_request(|_| panic!("as a bug in it does")).await.unwrap();
         let ended = tokio::task::spawn_blocking(move || ended.recv_timeout(PATIENCE)).await.unwrap();
         let ended = ended.unwrap();
@@ -89,7 +62,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_replica_that_was_stopped_leaves_the_process_alone() {
-        let (log, replica, ended) = start().await;
+        let (log, replica, ended) = lone::start(Arc::new(NoPeers)).await;
         replica.diverged("its hash is another");
         let deadline = Instant::now() + PATIENCE;
         while replica.inner.raft.metrics().borrow_watched().running_state.is_ok() {

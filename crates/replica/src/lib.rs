@@ -23,9 +23,12 @@ mod hash_points;
 mod holds;
 mod keep;
 mod log_store;
+#[cfg(test)]
+mod lone;
 mod look;
 mod machine_store;
 mod members;
+mod mend;
 mod network;
 pub mod notice;
 mod offload;
@@ -46,7 +49,7 @@ mod witness;
 
 pub use checkpoint::CHECKPOINT_INTERVAL_DEFAULT;
 pub use clock::{Clock, Moved, SystemClock};
-pub use codec::Codec;
+pub use codec::{Codec, Withheld};
 pub use error::{Error, Result};
 pub use hash_points::{HASH_EVERY, HashPoint};
 pub use look::Kept;

@@ -5,18 +5,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::StreamExt;
 use model::{Mutant, TaskId, mutant};
 use openraft::ReadPolicy;
 use openraft::errors::{ForwardToLeader, LinearizableReadError};
 use state_machine::view::HistoryLine;
 use tokio::time::{Instant, sleep, timeout};
+use wire::history::KeptMessage;
+use wire::seal;
 
 use crate::codec::Codec;
 use crate::error::{Error, Result};
-use crate::records;
+use crate::mend::{self, Wanted};
+use crate::records::{self, Found};
 use crate::replica::{LEADER_RETRY, LEADER_WAIT, Replica};
 use crate::tables;
 use crate::type_config::{Types, node_of};
+
+/// Damaged records that other members are asked for at once.
+const MENDS_AT_ONCE: usize = 16;
 
 /// All that is kept of a task beside its execution.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,6 +81,9 @@ impl<M: Codec> Replica<M> {
         if mutant::planted(Mutant::StaleRead) && self.inner.raft.as_leader().is_ok() {
             return Ok(self.applied());
         }
+        if *self.inner.stop.borrow() {
+            return Err(Error::Stopped);
+        }
         // Somebody waits for the heartbeats that this takes.
         let _waiting = Waiting::new(&self.inner.shared.reads_waiting);
         let asked = self.inner.raft.get_read_linearizer(ReadPolicy::ReadIndex);
@@ -104,51 +114,94 @@ impl<M: Codec> Replica<M> {
         self.inner.shared.applied_index.borrow().unwrap_or(0)
     }
 
-    /// The envelopes of tasks, in the order asked.
-    pub async fn envelopes(&self, tasks: &[TaskId]) -> Result<Vec<Option<Bytes>>> {
-        let mut envelopes: Vec<_> = {
-            let core = self.inner.shared.lock();
-            tasks.iter().map(|task| core.keep.envelope(*task)).collect()
+    /// The envelopes of tasks, in the order asked: nothing for one that has gone, or whose record no member has.
+    /// [`Error::Unavailable`] for one whose record is damaged here, when not all others can be asked for it.
+    pub async fn envelopes(&self, tasks: &[TaskId]) -> Vec<Result<Option<Bytes>>> {
+        let shared = &self.inner.shared;
+        let mut envelopes: Vec<Result<Option<Bytes>>> = {
+            let core = shared.lock();
+            tasks.iter().map(|task| Ok(core.keep.envelope(*task))).collect()
         };
-        let missing: Vec<usize> = (0..tasks.len()).filter(|&n| envelopes[n].is_none()).collect();
+        let missing: Vec<usize> = (0..tasks.len()).filter(|&n| matches!(envelopes[n], Ok(None))).collect();
         if missing.is_empty() {
-            return Ok(envelopes);
+            return envelopes;
         }
         let keys: Vec<_> = missing.iter().map(|&n| tables::key(tasks[n])).collect();
-        let store = self.inner.shared.store().map_err(|error| self.storage_error(&error))?;
-        let rows = self.inner.shared.reader.run(move || store.get_many(tables::KEPT, &keys)).await;
-        let rows = rows.map_err(|error| self.storage_error(&error))?;
+        let reader = shared.clone();
+        let rows = shared.reader.run(move || Ok(records::rows(&reader.store()?, tables::KEPT, &keys))).await;
+        let rows = rows.unwrap_or_else(|error| vec![Err(error); missing.len()]);
         for (n, row) in missing.into_iter().zip(rows) {
-            let Some(row) = row else { continue };
-            match records::opened(row) {
-                Some(kept) => envelopes[n] = kept.envelope,
-                // The others can be shown all the same.
-                None => {
-                    let damaged = records::damaged(self.group(), tasks[n]);
-                    tracing::error!(group = %self.group(), error = %damaged, "a task cannot be shown");
-                }
-            }
+            envelopes[n] = match row {
+                Ok(row) => Ok(row
+                    .and_then(|row| seal::opened::<KeptMessage>(&tables::key(tasks[n]), row))
+                    .and_then(|kept| kept.envelope)),
+                Err(error) => Err(self.storage_error(&error)),
+            };
         }
-        Ok(envelopes)
+        // One that is not there has gone, or is kept under a damaged key: the machine knows.
+        let unread: Vec<usize> = {
+            let core = shared.lock();
+            let is_unread = |n: &usize| !matches!(envelopes[*n], Ok(Some(_)) | Err(Error::Stopped));
+            (0..tasks.len()).filter(is_unread).filter(|&n| core.machine.has(tasks[n])).collect()
+        };
+        let wanted: Vec<TaskId> = unread.iter().map(|&n| tasks[n]).collect();
+        let mends = wanted.into_iter().map(|task| {
+            self.tell_damage(task);
+            mend::mend(shared, task, Wanted::Envelope)
+        });
+        let mended = futures::stream::iter(mends).buffered(MENDS_AT_ONCE).collect::<Vec<_>>().await;
+        for (n, kept) in unread.into_iter().zip(mended) {
+            envelopes[n] = match kept {
+                // What cannot be read now may be there all the same.
+                Ok(None) if envelopes[n].is_err() => Err(Error::Unavailable),
+                kept => kept.map(|kept| kept.and_then(|kept| kept.envelope)),
+            };
+        }
+        envelopes
     }
 
-    /// All that is kept of a task; nothing of one that is not there.
+    /// All that is kept of a task; nothing of one that is not there, and as much as can be read of one whose record no
+    /// member has whole. [`Error::Unavailable`] as for the envelopes.
     pub async fn kept(&self, task: TaskId) -> Result<Kept> {
         let shared = self.inner.shared.clone();
         let kept = self.inner.shared.reader.run(move || records::kept(&shared, task)).await;
-        let kept = kept.map_err(|error| self.storage_error(&error))?.unwrap_or_default();
-        let lines = kept.history.iter();
-        Ok(Kept {
-            // A line of a kind that this version does not know is not shown.
-            history: lines
-                .filter_map(|line| {
-                    Some(HistoryLine { at: line.at(), index: line.index(), event: line.event().ok()? })
-                })
-                .collect(),
-            envelope: kept.envelope,
-            output: kept.output,
-            detail: kept.detail,
-        })
+        let rest = match kept.map_err(|error| self.storage_error(&error))? {
+            Found::Whole(kept) => return Ok(shown(kept)),
+            Found::Gone => return Ok(Kept::default()),
+            Found::Nothing => KeptMessage::default(),
+            Found::Damaged(rest) => rest,
+        };
+        self.tell_damage(task);
+        let shared = &self.inner.shared;
+        if let Some(kept) = mend::mend(shared, task, Wanted::Whole).await? {
+            return Ok(shown(kept));
+        }
+        if rest.envelope.is_some() {
+            return Ok(shown(rest));
+        }
+        let other = mend::mend(shared, task, Wanted::Envelope).await?;
+        Ok(shown(KeptMessage { envelope: other.and_then(|kept| kept.envelope), ..rest }))
+    }
+
+    fn tell_damage(&self, task: TaskId) {
+        let error = records::damaged(self.group(), task);
+        tracing::error!(group = %self.group(), %error, "the other members are asked for it");
+    }
+}
+
+fn shown(kept: KeptMessage) -> Kept {
+    Kept {
+        // A line of a kind that this version does not know is not shown.
+        history: kept
+            .history
+            .iter()
+            .filter_map(|line| {
+                Some(HistoryLine { at: line.at(), index: line.index(), event: line.event().ok()? })
+            })
+            .collect(),
+        envelope: kept.envelope,
+        output: kept.output,
+        detail: kept.detail,
     }
 }
 

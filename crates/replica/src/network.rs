@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Context;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::Stream;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use futures::{FutureExt, Stream};
 use model::MemberId;
 use openraft::alias::{SnapshotOf, VoteOf};
 use openraft::errors::{RPCError, ReplicationClosed, StreamingError, Unreachable};
@@ -27,14 +28,15 @@ use openraft::raft::{
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
 use openraft::{AnyError, OptionalSend};
+use parking_lot::Mutex;
 use prost::Message;
 use wire::peer::PeerKind;
 use wire::raft::{Transfer, TransferAnswer, VoteAnswer, VoteAsk, encode};
 
 use crate::codec::Codec;
 use crate::machine_store::CheckpointHandle;
-use crate::peers::Pace;
-use crate::pipeline::Pipeline;
+use crate::peers::{Pace, PeerAnswer};
+use crate::pipeline::{ANSWER_WAIT, Pipeline};
 use crate::shared::Shared;
 use crate::transfer;
 use crate::type_config::{Types, log_id_from_message, log_id_to_message, vote_from_message, vote_to_message};
@@ -54,6 +56,8 @@ pub(crate) struct Ways<M: Codec> {
 pub(crate) struct Told {
     /// One more than the last committed index.
     committed: AtomicU64,
+    /// The answers to what was sent, given up, and may still come.
+    owed: Mutex<Vec<PeerAnswer>>,
 }
 
 impl Told {
@@ -61,6 +65,18 @@ impl Told {
     pub(crate) fn is_news(&self, committed: Option<u64>) -> bool {
         let next = committed.map_or(0, |index| index + 1);
         self.committed.fetch_max(next, Ordering::Relaxed) < next
+    }
+
+    /// Nobody waits for these any more, but what they answer still takes room at the member.
+    pub(crate) fn give_up(&self, answers: impl Iterator<Item = PeerAnswer>) {
+        self.owed.lock().extend(answers);
+    }
+
+    /// Whether the member still owes an answer to what was given up. Wakes the caller when one comes, or the link ends.
+    pub(crate) fn is_owed(&self, context: &mut Context<'_>) -> bool {
+        let mut owed = self.owed.lock();
+        owed.retain_mut(|answer| answer.poll_unpin(context).is_pending());
+        !owed.is_empty()
     }
 }
 
@@ -138,7 +154,7 @@ impl<M: Codec> NetStreamAppend<Types> for Way<M> {
     where
         S: Stream<Item = AppendEntriesRequest<Types>> + OptionalSend + Unpin + 'static,
     {
-        let pipeline = Pipeline::new(self.shared.clone(), self.to, self.told.clone(), input);
+        let pipeline = Pipeline::new(self.shared.clone(), self.to, self.told.clone(), input, ANSWER_WAIT);
         Box::pin(async move {
             let answers: BoxStream<'s, _> = Box::pin(pipeline);
             Ok(answers)

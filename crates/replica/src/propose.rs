@@ -200,6 +200,26 @@ impl Load {
     }
 }
 
+/// Whose calls the last entry answered: they are likely to ask again.
+#[derive(Clone, Copy)]
+struct Crowd {
+    /// How many calls it had, and when it was made.
+    calls: usize,
+    made: Instant,
+}
+
+impl Crowd {
+    /// How many of them are still counted on.
+    fn now(self) -> usize {
+        if self.made.elapsed() > CROWD_AGE_MAX { 0 } else { self.calls }
+    }
+
+    /// Whether more than one caller is about: an enqueue and the claim that it made for another are one.
+    fn is_about(self) -> bool {
+        self.now() > SMALL_CALLS_MAX
+    }
+}
+
 /// The other end of an [`Inbox`].
 pub(crate) struct Gatherer<R> {
     queue: mpsc::Receiver<Part<R>>,
@@ -254,12 +274,15 @@ impl<R> Inbox<R> {
 
 impl<R> Gatherer<R> {
     /// Waits until there is something. Whether there is: not when the inbox is closed and empty.
-    async fn any(&mut self, stop: &mut watch::Receiver<bool>) -> bool {
+    async fn any(&mut self, stop: &mut watch::Receiver<bool>, crowd: Crowd) -> bool {
         if self.carried.is_empty() {
             let first = self.first(stop).await;
             self.carried.extend(first);
-            // Whoever is about to ask as well comes along.
-            tokio::task::yield_now().await;
+            // Whoever is about to ask as well comes along. For one alone it would be a look at the sockets, and
+            // another thread woken, for nothing.
+            if crowd.is_about() {
+                tokio::task::yield_now().await;
+            }
         }
         !self.carried.is_empty()
     }
@@ -369,12 +392,9 @@ async fn make_entries<M: Codec>(
     mut stop: watch::Receiver<bool>,
 ) {
     let room = Arc::new(Semaphore::new(ENTRIES_IN_FLIGHT_MAX));
-    // How many calls the last entry had, and when it was made.
-    let (mut last, mut made) = (0, Instant::now());
-    while gatherer.any(&mut stop).await {
-        if made.elapsed() > CROWD_AGE_MAX {
-            last = 0;
-        }
+    let mut crowd = Crowd { calls: 0, made: Instant::now() };
+    while gatherer.any(&mut stop, crowd).await {
+        let last = crowd.now();
         let is_small = last + gatherer.waiting() <= SMALL_CALLS_MAX;
         let share = if is_small || is_alone(raft) { 1 } else { ENTRIES_IN_FLIGHT_MAX as u32 };
         let permit = loop {
@@ -385,12 +405,12 @@ async fn make_entries<M: Codec>(
                 () = sleep(LEADER_LOOK) => if let Some(error) = refusal(raft) { gatherer.refuse_waiting(&error) },
             }
         };
-        let crowd = last + gatherer.waiting();
-        if share > 1 && crowd >= CROWD_MIN {
-            gatherer.company(crowd * CROWD_PART / 100).await;
+        let about = last + gatherer.waiting();
+        if share > 1 && about >= CROWD_MIN {
+            gatherer.company(about * CROWD_PART / 100).await;
         }
         let parts = gatherer.gather();
-        (last, made) = (parts.len(), Instant::now());
+        crowd = Crowd { calls: parts.len(), made: Instant::now() };
         if !parts.is_empty() {
             propose(raft, &shared.stamper, parts, permit).await;
         }
@@ -454,10 +474,11 @@ fn finish<R: Send + 'static>(parts: Vec<Part<R>>, result: ClientWriteResult<Type
 }
 
 fn distribute<R>(parts: Vec<Part<R>>, replies: Replies<R>) {
-    let index = replies.index;
-    let mut results = replies.results.into_iter().map(|outcome| Applied { index, outcome });
-    for part in parts {
-        let answers = results.by_ref().take(part.commands).collect();
+    let (index, mut results) = (replies.index, replies.results);
+    // The last first: a claim that an enqueue made for one who waits stands right behind it, and has further to go.
+    for part in parts.into_iter().rev() {
+        let own = results.split_off(results.len().saturating_sub(part.commands));
+        let answers = own.into_iter().map(|outcome| Applied { index, outcome }).collect();
         // Whoever asked may have gone; it happened all the same.
         let _ = part.reply.send(Ok(answers));
     }

@@ -94,9 +94,39 @@ fn until(due: NextDue, now: Stamps) -> Millis {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::task::{Context, Wake};
+
     use model::{Elapsed, WallTime};
 
     use super::*;
+    use crate::{NoPeers, lone};
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Count(AtomicU64);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Count>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_looked_at_again_and_again_once_the_engine_has_ended() {
+        let (log, replica, _) = lone::start(Arc::new(NoPeers)).await;
+        let (raft, shared) = (replica.inner.raft.clone(), replica.inner.shared.clone());
+        raft.shutdown().await.unwrap();
+        // Something is due, and nobody leads who could see to it.
+        shared.lock().next_due = NextDue { elapsed: Some(Elapsed(u64::MAX)), wall: None };
+        let count = Arc::<Count>::default();
+        let mut waiting = pin!(wait_until_due(&raft, &shared));
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&count.clone().into())).is_pending());
+        assert_eq!(count.0.load(Ordering::Relaxed), 0, "it would be polled again at once");
+        drop(replica.stop().await);
+        log.close().unwrap();
+    }
 
     #[test]
     fn the_earlier_of_both_times_counts() {

@@ -19,7 +19,7 @@ use openraft::raft::{
 use parking_lot::Mutex;
 use prost::Message;
 use storage::LogEntry;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use wire::peer::PeerKind;
 use wire::raft::{
@@ -30,6 +30,7 @@ use wire::raft::{
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::log_store::engine_entry;
+use crate::mend;
 use crate::propose::Raft;
 use crate::replica::Replica;
 use crate::shared::Shared;
@@ -40,6 +41,9 @@ use crate::type_config::{
 
 /// Appends of one connection that may wait for their answer: several times what a member sends ahead.
 const APPENDS_MAX: usize = 256;
+/// Places of them that heartbeats may take: while a disk is full or hangs they come on and on, without an end to wait
+/// for, and must leave room for entries.
+const HEARTBEATS_MAX: usize = APPENDS_MAX / 2;
 /// Bytes of them.
 const APPENDS_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// A payload up to this size gets memory of its own: the log's cache would hold on to all that was read from
@@ -88,10 +92,10 @@ impl AppendSink {
         };
         (self.heard)(append.vote.leader_id.term, elapsed);
         let is_heartbeat = append.entries.is_empty();
+        let places = if is_heartbeat { HEARTBEATS_MAX } else { APPENDS_MAX };
         let mut state = self.line.state.lock();
-        if state.requests.len() >= APPENDS_MAX || state.bytes + bytes > APPENDS_BYTES_MAX {
+        if state.requests.len() >= places || state.bytes + bytes > APPENDS_BYTES_MAX {
             drop(state);
-            // While a disk hangs heartbeats pile up: those are not the sender's fault.
             (self.line.answer)(request, Err(Error::Unavailable));
             return is_heartbeat;
         }
@@ -153,13 +157,30 @@ impl Line {
     }
 }
 
-/// Passes the engine's answers on, until the connection or the engine has gone.
-async fn run<M: Codec>(raft: Raft<M>, line: Arc<Line>, first: mpsc::Receiver<AppendEntriesRequest<Types>>) {
+/// Passes the engine's answers on, until the connection or the engine has gone, or the replica stops: an engine that is
+/// asked something after its end calls that an error.
+async fn run<M: Codec>(
+    raft: Raft<M>,
+    line: Arc<Line>,
+    first: mpsc::Receiver<AppendEntriesRequest<Types>>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let stopping = stop.clone();
+    let mut stopped = std::pin::pin!(stop.wait_for(|stop| *stop));
     let mut requests = Some(first);
     while let Some(some) = requests {
-        let input = futures::stream::unfold(some, |mut some| async move { Some((some.recv().await?, some)) });
+        let input = futures::stream::unfold((some, stopping.clone()), |(mut some, stopping)| async move {
+            let request = some.recv().await.filter(|_| !*stopping.borrow())?;
+            Some((request, (some, stopping)))
+        });
         let mut answers = std::pin::pin!(raft.stream_append(input));
-        while let Some(answer) = answers.next().await {
+        loop {
+            let answer = tokio::select! {
+                biased;
+                _ = &mut stopped => return line.end(),
+                answer = answers.next() => answer,
+            };
+            let Some(answer) = answer else { break };
             let Ok(answer) = answer else { return line.end() };
             let Some(request) = line.next() else { break };
             (line.answer)(request, Ok(encode(&append_answer(answer))));
@@ -203,9 +224,15 @@ impl<M: Codec> Replica<M> {
     /// Where the appends of one connection go.
     pub fn appends(&self, answer: OnAppended) -> AppendSink {
         let line = Arc::new(Line { state: Mutex::default(), answer });
-        if let Some(first) = line.begin() {
-            tokio::spawn(run(self.inner.raft.clone(), line.clone(), first));
+        let stop = self.inner.stop.subscribe();
+        let mut tasks = self.inner.tasks.lock();
+        // Under the lock: the stop waits for what it finds there.
+        let is_stopped = *stop.borrow();
+        if !is_stopped && let Some(first) = line.begin() {
+            tasks.retain(|task| !task.is_finished());
+            tasks.push(tokio::spawn(run(self.inner.raft.clone(), line.clone(), first, stop)));
         }
+        drop(tasks);
         let shared = Arc::downgrade(&self.inner.shared);
         let metrics = self.inner.raft.server_metrics();
         let heard = move |term, elapsed| {
@@ -223,8 +250,10 @@ impl<M: Codec> Replica<M> {
     pub fn handle(&self, kind: PeerKind, body: Bytes) -> BoxFuture<'static, Result<Bytes>> {
         // Not the replica itself: it ends when its owner lets go of it.
         let (shared, raft) = (self.inner.shared.clone(), self.inner.raft.clone());
+        let is_stopped = *self.inner.stop.borrow();
         Box::pin(async move {
             match kind {
+                _ if is_stopped => Err(Error::Stopped),
                 PeerKind::Vote => vote(&shared, &raft, decode(body)?).await.map(|answer| encode(&answer)),
                 PeerKind::PreVote => {
                     pre_vote(&shared, &raft, decode(body)?).await.map(|answer| encode(&answer))
@@ -234,6 +263,7 @@ impl<M: Codec> Replica<M> {
                     let step: SnapshotStep = decode(body)?;
                     transfer::take(shared, raft, step).await.map(|answer| encode(&answer))
                 }
+                PeerKind::Record => mend::give(&shared, decode(body)?).await.map(|answer| encode(&answer)),
                 kind => Err(Error::malformed(format!("{kind:?} is not for a group's member"))),
             }
         })
@@ -316,4 +346,43 @@ async fn hand_over<M: Codec>(raft: &Raft<M>, message: Transfer) -> Result<Transf
             not_flushed: Some(Matched { last: actual.map(log_id_to_message) }),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::entry::Vote;
+
+    use super::*;
+
+    /// An append of the first term's leader.
+    fn append(entries: impl Iterator<Item = u64>) -> Bytes {
+        let vote = Some(Vote { term: 1, member: 1, committed: true });
+        let payload = wire::entry::encode_blank;
+        let entries = entries.map(|index| AppendEntry { term: 1, index, payload: payload() }).collect();
+        encode(&Append { vote, entries, ..Append::default() })
+    }
+
+    #[test]
+    fn heartbeats_that_pile_up_at_a_full_disk_leave_room_for_entries() {
+        let refused = Arc::new(Mutex::new(Vec::new()));
+        let answers = refused.clone();
+        let answer = move |request, answer: Result<Bytes>| {
+            assert!(matches!(answer, Err(Error::Unavailable)), "{answer:?}");
+            answers.lock().push(request);
+        };
+        let line = Arc::new(Line { state: Mutex::default(), answer: Box::new(answer) });
+        // Nobody takes anything out of it.
+        let _engine = line.begin().unwrap();
+        let sink = AppendSink { line, heard: Box::new(|_, _| ()) };
+        let heartbeats = 3 * APPENDS_MAX as u64;
+        for request in 0..heartbeats {
+            assert!(sink.push(request, append(std::iter::empty())), "heartbeat {request}");
+        }
+        let taken = HEARTBEATS_MAX as u64;
+        assert_eq!(std::mem::take(&mut *refused.lock()), (taken..heartbeats).collect::<Vec<_>>());
+        for request in heartbeats..heartbeats + 64 {
+            assert!(sink.push(request, append(std::iter::once(request))), "entry {request}");
+        }
+        assert!(refused.lock().is_empty(), "entries are taken");
+    }
 }

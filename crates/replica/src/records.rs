@@ -2,13 +2,15 @@
 //!
 //! The formats are in `docs/formats/entry.md`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use bytes::Bytes;
 use model::limits::HISTORY_MAX;
 use model::{GroupId, Mutant, TaskId, mutant};
-use prost::Message;
 use storage::{Batch, CheckpointStore};
 use wire::entry::{CheckpointHead, LogId as LogIdMessage};
 use wire::history::{KeptMessage, LineMessage};
+use wire::seal;
 
 use crate::codec::Codec;
 use crate::keep::{News, Writing};
@@ -17,11 +19,10 @@ use crate::shared::Shared;
 use crate::tables;
 use crate::type_config::{log_id_to_message, membership_to_message};
 
-/// The key of the field that holds a record's checksum, the last one: number 2^25 - 1, four bytes. Whoever does not
-/// know it passes it over; a record without one does not end like this.
-const SEAL: [u8; 4] = [0xfd, 0xff, 0xff, 0x7f];
 /// Tasks whose records are read at once, before they are written again.
 const READ_MAX: usize = 1_000;
+/// Not the bytes of any record.
+const NO_RECORD: &[u8] = &[0xff];
 
 /// Puts the checkpoint's word on itself.
 pub(crate) fn put_head(checkpointed: &Checkpointed, hash: u128, batch: &mut Batch) {
@@ -32,7 +33,7 @@ pub(crate) fn put_head(checkpointed: &Checkpointed, hash: u128, batch: &mut Batc
         hash_high: (hash >> 64) as u64,
         hash_low: hash as u64,
     };
-    batch.put(tables::HEAD, tables::HEAD_KEY, &head.encode_to_vec());
+    batch.put(tables::HEAD, tables::HEAD_KEY, &seal::sealed(tables::HEAD_KEY, &head));
 }
 
 /// The same, unless a bug is planted.
@@ -45,8 +46,14 @@ fn off_by_one(mut applied: LogIdMessage) -> LogIdMessage {
     applied
 }
 
-/// Puts what is kept of tasks.
-pub(crate) fn put_kept(store: &CheckpointStore, writing: &Writing, batch: &mut Batch) -> storage::Result<()> {
+/// Puts what is kept of tasks. Returns those with a damaged record, which stays as it is: another member has all of
+/// it. Without others it is replaced.
+pub(crate) fn put_kept(
+    store: &CheckpointStore,
+    writing: &Writing,
+    others: Others,
+    batch: &mut Batch,
+) -> storage::Result<Vec<TaskId>> {
     let mut tasks: Vec<(TaskId, &News)> = writing.iter().map(|(task, news)| (*task, news)).collect();
     tasks.sort_unstable_by_key(|(task, _)| *task);
     let mut later = Vec::new();
@@ -61,75 +68,127 @@ pub(crate) fn put_kept(store: &CheckpointStore, writing: &Writing, batch: &mut B
             continue;
         }
         if news.fresh {
-            batch.put(tables::KEPT, &key, &sealed(&message(news)));
+            batch.put(tables::KEPT, &key, &seal::sealed(&key, &message(news)));
         } else {
-            later.push((key, news));
+            later.push((task, key, news));
         }
     }
+    let mut damaged = Vec::new();
     for some in later.chunks(READ_MAX) {
-        let keys: Vec<_> = some.iter().map(|(key, _)| *key).collect();
-        let rows = store.get_many(tables::LATER, &keys)?;
-        for ((key, news), row) in some.iter().zip(rows) {
-            // A row that does not decode is replaced: it is history, not state.
-            let stored = row.and_then(opened).unwrap_or_default();
-            batch.put(tables::LATER, key, &sealed(&joined(stored, message(news))));
+        let keys: Vec<_> = some.iter().map(|(_, key, _)| *key).collect();
+        let rows = rows(store, tables::LATER, &keys);
+        for ((task, key, news), row) in some.iter().zip(rows) {
+            let stored = match row?.map(|row| seal::opened(key, row)) {
+                None => KeptMessage::default(),
+                Some(Some(stored)) => stored,
+                Some(None) if others == Others::Some => {
+                    damaged.push(*task);
+                    continue;
+                }
+                // Nobody can tell any more; what comes now is worth keeping.
+                Some(None) => KeptMessage::default(),
+            };
+            batch.put(tables::LATER, key, &seal::sealed(key, &joined(stored, message(news))));
         }
     }
-    Ok(())
+    Ok(damaged)
+}
+
+/// Rows as they are on the disk; in the place of one that cannot be read, bytes that are no record.
+pub(crate) fn rows(
+    store: &CheckpointStore,
+    table: u8,
+    keys: &[[u8; 16]],
+) -> Vec<storage::Result<Option<Bytes>>> {
+    match caught(|| store.get_many(table, keys)) {
+        Ok(rows) => rows.into_iter().map(Ok).collect(),
+        // One page must not hide the others.
+        Err(_) => keys.iter().map(|key| row(store, table, key)).collect(),
+    }
+}
+
+/// One row, in the same way.
+pub(crate) fn row(store: &CheckpointStore, table: u8, key: &[u8]) -> storage::Result<Option<Bytes>> {
+    match caught(|| store.get(table, key)) {
+        Err(error @ storage::Error::Damaged { .. }) => {
+            tracing::error!(%error, "a row of the checkpoint cannot be read");
+            Ok(Some(Bytes::from_static(NO_RECORD)))
+        }
+        read => read,
+    }
+}
+
+/// Whether these bytes stand for a row that cannot be read.
+pub(crate) fn is_unreadable(row: &Bytes) -> bool {
+    row == NO_RECORD
+}
+
+/// The store may panic over pages that no crash can leave: that is damage, too.
+fn caught<T>(read: impl FnOnce() -> storage::Result<T>) -> storage::Result<T> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+        let what = "its pages contradict each other".to_owned();
+        Err(storage::Error::Damaged { path: storage::CHECKPOINT_DIR.into(), offset: 0, what })
+    })
+}
+
+/// Whether there are other members to get a record from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Others {
+    None,
+    Some,
+}
+
+/// What can be read of a task's record.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Found {
+    /// The task has gone, and what was kept of it.
+    Gone,
+    /// There is none, although there should be.
+    Nothing,
+    Whole(KeptMessage),
+    /// Some of it is not what was written; the rest.
+    Damaged(KeptMessage),
 }
 
 /// What is known of a task: on disk, on its way there, and newer than that.
-pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Result<Option<KeptMessage>> {
+pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Result<Found> {
     // Memory first: what a checkpoint moves from there to the disk meanwhile is then seen twice, not never.
-    let news = shared.lock().keep.news(task);
+    let news = {
+        let core = shared.lock();
+        if !core.machine.has(task) {
+            return Ok(Found::Gone);
+        }
+        core.keep.news(task)
+    };
     let store = shared.store()?;
     let key = tables::key(task);
-    let mut all = None::<KeptMessage>;
+    let (mut all, mut is_damaged) = (None::<KeptMessage>, false);
     for table in [tables::KEPT, tables::LATER] {
-        if let Some(row) = store.get(table, &key)? {
-            let row = match opened(row) {
-                Some(row) => row,
-                None if table == tables::LATER => KeptMessage::default(),
-                None => return Err(damaged(shared.group, task)),
-            };
-            all = Some(joined(all.unwrap_or_default(), row));
+        let Some(row) = row(&store, table, &key)? else { continue };
+        match seal::opened(&key, row) {
+            Some(row) => all = Some(joined(all.unwrap_or_default(), row)),
+            None => is_damaged = true,
         }
     }
     for news in news.into_iter().flatten() {
         if news.forgotten {
-            all = None;
+            (all, is_damaged) = (None, false);
         }
         if !news.is_gone() {
             all = Some(joined(all.unwrap_or_default(), message(&news)));
         }
     }
-    Ok(all)
+    Ok(match all {
+        None if !is_damaged => Found::Nothing,
+        Some(all) if !is_damaged && all.envelope.is_some() => Found::Whole(all),
+        all => Found::Damaged(all.unwrap_or_default()),
+    })
 }
 
 /// A record whose bytes are not those that were written.
 pub(crate) fn damaged(group: GroupId, task: TaskId) -> storage::Error {
     let what = format!("what is kept of task {task} is not what was written");
     storage::Error::Damaged { path: storage::checkpoint_path(group), offset: 0, what }
-}
-
-/// A record with the checksum of its bytes behind it.
-fn sealed(message: &KeptMessage) -> Vec<u8> {
-    let mut bytes = message.encode_to_vec();
-    let sum = crc32c::crc32c(&bytes);
-    bytes.extend_from_slice(&SEAL);
-    bytes.extend_from_slice(&sum.to_le_bytes());
-    bytes
-}
-
-/// A record, if it is the one that was written. One from before there were checksums is taken as it is.
-pub(crate) fn opened(row: Bytes) -> Option<KeptMessage> {
-    let is_right = match row.split_last_chunk::<4>() {
-        Some((rest, sum)) => rest
-            .strip_suffix(SEAL.as_slice())
-            .is_none_or(|body| crc32c::crc32c(body) == u32::from_le_bytes(*sum)),
-        None => true,
-    };
-    is_right.then(|| KeptMessage::decode(row).ok()).flatten()
 }
 
 /// What came of a task, as a record.
@@ -162,22 +221,6 @@ mod tests {
     use model::{Event, WallTime};
 
     use super::*;
-
-    #[test]
-    fn a_record_with_a_flipped_bit_is_no_record_and_one_without_a_checksum_is() {
-        let message = KeptMessage { envelope: Some(Bytes::from_static(b"envelope")), ..lines(1..4) };
-        let row = sealed(&message);
-        assert_eq!(opened(Bytes::from(row.clone())), Some(message.clone()));
-        assert_eq!(opened(message.encode_to_vec().into()), Some(message.clone()));
-        for at in 0..row.len() {
-            for bit in 0..8 {
-                let mut flipped = row.clone();
-                flipped[at] ^= 1 << bit;
-                let read = opened(Bytes::from(flipped));
-                assert!(read.is_none_or(|read| read == message), "byte {at}, bit {bit}");
-            }
-        }
-    }
 
     fn lines(indexes: std::ops::Range<u64>) -> KeptMessage {
         let line = |index| LineMessage::new(WallTime::from_millis(index), index, &Event::BecameReady);

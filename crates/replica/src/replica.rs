@@ -90,7 +90,7 @@ pub(crate) struct Inner<M: Codec> {
     inbox: Arc<Inbox<M::Reply>>,
     checkpointer: Arc<Checkpointer<M>>,
     pub(crate) stop: watch::Sender<bool>,
-    tasks: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// A replica that is dropped without a stop ends as in a crash: nothing is finished, nothing acknowledged is
@@ -150,6 +150,8 @@ impl<M: Codec> Replica<M> {
         let raft = start::engine(shared.clone()).await?;
         let (inbox, gatherer) = propose::inbox();
         let inbox = Arc::new(inbox);
+        let settle = inbox.clone();
+        let _ = shared.settle.set(Box::new(move |piece| settle.send(piece).is_ok()));
         let (stop, stopped) = watch::channel(false);
         let checkpointer =
             Arc::new(Checkpointer::new(shared.clone(), raft.clone(), config.checkpoint_interval));
@@ -289,8 +291,7 @@ impl<M: Codec> Replica<M> {
             member: shared.member,
             term: metrics.current_term,
             leader: metrics.current_leader.map(MemberId::from_bits),
-            voted_for: (metrics.vote.leader_id.term > 0)
-                .then(|| MemberId::from_bits(metrics.vote.leader_id.voted_for)),
+            voted_for: shared.teller.own_vote(metrics.current_term),
             heard: match metrics.state {
                 ServerState::Leader => metrics.last_quorum_acked.map(|acked| acked.elapsed()),
                 _ => shared.heard(),

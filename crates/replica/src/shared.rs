@@ -2,8 +2,8 @@
 //!
 //! The lock is never held across an await, and by a checkpoint only for a slice at a time.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use model::{GroupId, MemberId};
@@ -18,9 +18,11 @@ use crate::hash_points::HashPoints;
 use crate::holds::Holds;
 use crate::keep::Keep;
 use crate::machine_store::Checkpointed;
+use crate::mend::Mending;
 use crate::notice::Heard;
 use crate::offload::Offload;
 use crate::peers::Peers;
+use crate::propose::Piece;
 use crate::replica::{MakeMachine, ReplicaConfig};
 use crate::transfer::{Incoming, Spool};
 use crate::type_config::{LogId, StoredMembership};
@@ -28,6 +30,9 @@ use crate::witness::{Teller, Who};
 
 /// What a checkpoint rests before each slice.
 const SLICE_REST: Duration = Duration::from_micros(50);
+
+/// Hands commands to the inbox; whether it took them.
+pub(crate) type Settle = Box<dyn Fn(Piece) -> bool + Send + Sync>;
 
 /// The machine and what moves with it, index by index.
 pub(crate) struct Core<M> {
@@ -86,6 +91,11 @@ pub(crate) struct Shared<M> {
     heard: Mutex<Option<tokio::time::Instant>>,
     /// Why this replica stopped for good, if it did.
     pub(crate) failure: Mutex<Option<String>>,
+    /// Has commands of this replica's own proposed, if it leads; nobody waits for what they bring.
+    pub(crate) settle: OnceLock<Settle>,
+    /// Records that were mended, so that a file made before is told from one made after.
+    pub(crate) mends: AtomicU64,
+    pub(crate) mending: Mending,
     /// Rings when the next due time moved.
     pub(crate) due_moved: Notify,
     stall_max_us: AtomicU64,
@@ -109,8 +119,7 @@ impl<M: Machine> Shared<M> {
         let Parts { config, make, log, store, disk, executor, stamper, peers, notices_max } = parts;
         let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
         let reader = Offload::new(&*executor, log.clone());
-        let teller =
-            Teller { who: Who { group: config.group, member: config.member }, witness: config.witness };
+        let teller = Teller::new(Who { group: config.group, member: config.member }, config.witness);
         core.hash_points.tell(&teller);
         Shared {
             group: config.group,
@@ -132,6 +141,9 @@ impl<M: Machine> Shared<M> {
             incoming: Default::default(),
             heard: Mutex::default(),
             failure: Mutex::default(),
+            settle: OnceLock::new(),
+            mends: AtomicU64::new(0),
+            mending: Mending::default(),
             core: Mutex::new(core),
             store: Mutex::new(Some(store)),
             checkpointed: Mutex::new(checkpointed),

@@ -4,13 +4,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use model::GroupId;
 use openraft::{Config, SnapshotPolicy};
-use prost::Message;
 use state_machine::Table;
 use storage::{CheckpointStore, Disk, Executor, GroupLog};
 use tokio::sync::oneshot;
 use wire::entry::CheckpointHead;
+use wire::seal;
 
 use crate::codec::Codec;
 use crate::error::{Error, Result};
@@ -95,9 +96,10 @@ impl<M: Codec> Loading<M> {
     fn row(&mut self, table: u8, key: &[u8], value: &[u8]) -> storage::Result<()> {
         let taken = match Table::ALL.into_iter().find(|known| *known as u8 == table) {
             Some(table) => self.machine.load(table, key, value).map_err(|error| damaged(&error)),
-            None if table == tables::HEAD && key == tables::HEAD_KEY => CheckpointHead::decode(value)
-                .map(|head| self.head = Some(head))
-                .map_err(|error| damaged(&error)),
+            None if table == tables::HEAD && key == tables::HEAD_KEY => {
+                self.head = seal::opened(key, Bytes::copy_from_slice(value));
+                if self.head.is_some() { Ok(()) } else { Err(damaged(&"its head is not what was written")) }
+            }
             // What is kept of tasks stays on the disk.
             None => Ok(()),
         };

@@ -47,7 +47,7 @@ pub struct Status {
     pub term: u64,
     /// Who leads, if known.
     pub leader: Option<MemberId>,
-    /// Whom it voted for in this term.
+    /// Whom it voted for in this term. Nothing if it did not, or if that is not known since a restart.
     pub voted_for: Option<MemberId>,
     /// How long ago the leader was last heard; for a leader, a quorum.
     pub heard: Option<Duration>,

@@ -9,10 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use common::{GROUP, Node, Toy, ack, breaks_checkpoints, claim, config, enqueue, task_id};
-use model::command::OnTask;
+use common::{GROUP, Node, Toy, ack, breaks_checkpoints, claim, config, discard, enqueue, task_id};
 use model::limits::ENTRY_COMMANDS_MAX;
-use model::{Command, Event, Millis, Reply, Start, StateKind};
+use model::{Event, Millis, Reply, Start, StateKind};
 use replica::{Error, Heard, Replica, ReplicaConfig, Role};
 use state_machine::Effect;
 use storage::{Disk, MemDisk};
@@ -24,10 +23,6 @@ fn disk() -> MemDisk {
 /// A pause so long that only the test checkpoints.
 fn by_hand() -> ReplicaConfig {
     ReplicaConfig { checkpoint_interval: Millis::hours(1), ..config() }
-}
-
-fn discard(task: model::TaskId) -> Command {
-    Command::Discard(OnTask { task, fence: None })
 }
 
 async fn start(disk: &MemDisk, config: ReplicaConfig) -> Node {
@@ -175,7 +170,8 @@ async fn a_claim_brings_its_envelope_from_memory_or_from_disk() {
             assert_eq!(claim.envelope, format!("envelope {n}"), "{what}");
         }
         assert_eq!(node.replica.status().envelope_cache_bytes, 0, "{what}");
-        let envelopes = node.replica.envelopes(&[task_id(7), task_id(9_999)]).await.unwrap();
+        let envelopes = node.replica.envelopes(&[task_id(7), task_id(9_999)]).await;
+        let envelopes: Vec<_> = envelopes.into_iter().map(Result::unwrap).collect();
         assert_eq!(envelopes, [Some("envelope 7".into()), None], "{what}");
         node.stop().await;
     }

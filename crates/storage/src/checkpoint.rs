@@ -24,6 +24,7 @@ use crate::disk::{Disk, Open};
 use crate::error::{Error, Result};
 use crate::redb_file::RedbFile;
 pub use crate::spool::Spooled;
+use crate::spool::Takes;
 
 /// Format version of the tables.
 pub(crate) const VERSION: u64 = 1;
@@ -321,7 +322,12 @@ impl Snapshot {
 
     /// Writes the whole content into the checksummed file `path`.
     pub fn spool(&self, path: &Path) -> Result<Spooled> {
-        crate::spool::spool(self, path)
+        self.spool_some(path, &mut |_, _, _| true)
+    }
+
+    /// The same, but for the rows (table, key, value) that `takes` does not take.
+    pub fn spool_some(&self, path: &Path, takes: Takes<'_>) -> Result<Spooled> {
+        crate::spool::spool(self, path, takes)
     }
 
     /// The tables that there are.

@@ -45,7 +45,7 @@ pub use lock::DirLock;
 pub use log::{Log, LogOptions, OnFatal, Recovered, RecoveredGroup, TornTail};
 pub use mem_disk::MemDisk;
 pub use reserve::{Reserve, RoomState};
-pub use spool::{OnSpooled, Spooled, read_spooled};
+pub use spool::{OnSpooled, Spooled, Takes, read_spooled};
 pub use stats::LogStats;
 
 /// The log's directory, below the data directory.

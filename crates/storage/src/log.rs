@@ -203,17 +203,9 @@ impl Log {
         self.handle.shared.queue.fatal()
     }
 
-    /// Whether the writer waits for room on the disk. It goes on by itself; without threads, by the next
-    /// call or by [`nudge`](Log::nudge).
+    /// Whether the writer waits for room on the disk. It goes on by itself; without threads, by the next call.
     pub fn is_out_of_room(&self) -> bool {
         self.handle.shared.out_of_room.load(Relaxed)
-    }
-
-    /// Without threads: tries again what waits for room.
-    pub fn nudge(&self) {
-        if self.handle.shared.queue.schedule() {
-            self.handle.spawn_job();
-        }
     }
 }
 

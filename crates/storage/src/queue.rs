@@ -136,14 +136,6 @@ impl Queue {
         Ok(schedule)
     }
 
-    /// Asks for a job although nothing new is queued. Whether one must be asked for.
-    pub(crate) fn schedule(&self) -> bool {
-        let mut state = self.state.lock();
-        let schedule = !self.threads && !state.scheduled && state.fatal.is_none() && !state.closing;
-        state.scheduled |= schedule;
-        schedule
-    }
-
     /// The calling thread is the writer from now on.
     pub(crate) fn adopt(&self) {
         self.state.lock().writer = Some(thread::current().id());

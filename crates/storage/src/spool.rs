@@ -22,6 +22,9 @@ const PIECE_BYTES: usize = 1024 * 1024;
 const PIECE_BYTES_MAX: usize = 256 * 1024 * 1024;
 const CRC_SEED: u32 = 0x574c_5350;
 
+/// Whether a row is taken: its table, key and value.
+pub type Takes<'a> = &'a mut dyn FnMut(u8, &[u8], &[u8]) -> bool;
+
 const ROWS: u32 = 1;
 const END: u32 = 2;
 
@@ -34,8 +37,8 @@ pub struct Spooled {
     pub bytes: u64,
 }
 
-/// Writes one state into a file.
-pub(crate) fn spool(snapshot: &Snapshot, path: &Path) -> Result<Spooled> {
+/// Writes one state into a file, but for the rows that `takes` does not take.
+pub(crate) fn spool(snapshot: &Snapshot, path: &Path, takes: Takes<'_>) -> Result<Spooled> {
     let failed = |source| Error::io("write", path, source);
     let file = snapshot.disk.open(path, Open::Create).map_err(failed)?;
     file.set_len(0).map_err(failed)?;
@@ -50,6 +53,9 @@ pub(crate) fn spool(snapshot: &Snapshot, path: &Path) -> Result<Spooled> {
     let mut rows = 0u64;
     for table in snapshot.tables()? {
         snapshot.for_each(table, &mut |key, value| {
+            if !takes(table, key, value) {
+                return Ok(());
+            }
             rows += 1;
             writer.row(table, key, value)
         })?;

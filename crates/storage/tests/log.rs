@@ -385,7 +385,7 @@ fn a_full_disk_stalls_the_log_and_room_lets_it_go_on() {
     let log = open(&disk);
     let one = group(&log, 1);
     let done = Arc::new(AtomicU64::new(0));
-    for index in 0..30 {
+    let append_one = |index: u64| {
         let done = done.clone();
         one.append(
             entries(index..index + 1, 2000),
@@ -394,21 +394,23 @@ fn a_full_disk_stalls_the_log_and_room_lets_it_go_on() {
                 done.fetch_add(1, Relaxed);
             }),
         );
-    }
+    };
+    (0..30).for_each(append_one);
     let written = done.load(Relaxed);
     assert!((8..14).contains(&written), "{written}");
     assert!(log.is_out_of_room());
     assert_eq!(one.read(0..99).unwrap(), entries(0..30, 2000), "all can be read");
-    log.nudge();
+    append_one(30);
     assert!(log.is_out_of_room());
+    assert_eq!(done.load(Relaxed), written, "nothing is written while there is no room");
 
     disk.set_capacity(Some(20 * SEGMENT_BYTES));
-    log.nudge();
-    assert_eq!(done.load(Relaxed), 30);
+    append_one(31);
+    assert_eq!(done.load(Relaxed), 32);
     assert!(!log.is_out_of_room());
     assert_eq!(log.stats().stalls, 1);
     drop((log, one));
-    assert_eq!(group(&open(&disk), 1).read(0..99).unwrap(), entries(0..30, 2000));
+    assert_eq!(group(&open(&disk), 1).read(0..99).unwrap(), entries(0..32, 2000));
 }
 
 #[test]

@@ -17,6 +17,7 @@ pub mod peer;
 pub mod raft;
 mod rejection;
 pub mod reply;
+pub mod seal;
 pub mod settings;
 pub mod status;
 #[cfg(feature = "token")]

@@ -39,6 +39,8 @@ pub enum PeerKind {
     Transfer = 4,
     /// A piece of a checkpoint.
     Snapshot = 5,
+    /// What is kept of a task, for a member whose own copy of it is damaged.
+    Record = 6,
     /// Commands for the leader.
     Propose = 10,
     /// Which index a read must have seen.
@@ -69,6 +71,7 @@ impl PeerKind {
             3 => PeerKind::PreVote,
             4 => PeerKind::Transfer,
             5 => PeerKind::Snapshot,
+            6 => PeerKind::Record,
             10 => PeerKind::Propose,
             11 => PeerKind::ReadIndex,
             20 => PeerKind::SessionNews,
@@ -434,7 +437,7 @@ mod tests {
     #[test]
     fn every_kind_comes_back_from_its_number() {
         let kinds: Vec<PeerKind> = (0..=u8::MAX).filter_map(PeerKind::from_number).collect();
-        assert_eq!(kinds.len(), 15);
+        assert_eq!(kinds.len(), 16);
         assert!(kinds.iter().all(|kind| PeerKind::from_number(*kind as u8) == Some(*kind)));
     }
 }

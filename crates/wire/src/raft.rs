@@ -126,6 +126,31 @@ pub struct TransferAnswer {
     pub not_flushed: Option<Matched>,
 }
 
+/// Asks for what is kept of a task.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct RecordAsk {
+    /// The task's id, its upper half.
+    #[prost(fixed64, tag = "1")]
+    pub task_high: u64,
+    /// Its lower half.
+    #[prost(fixed64, tag = "2")]
+    pub task_low: u64,
+    /// As of this entry or later.
+    #[prost(uint64, tag = "3")]
+    pub index: u64,
+}
+
+/// The answer to a [`RecordAsk`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct RecordAnswer {
+    /// The record with its checksum ([`crate::seal`]); nothing when the answering member cannot read its envelope.
+    #[prost(bytes = "bytes", optional, tag = "1")]
+    pub record: Option<Bytes>,
+    /// Some of what came after the envelope is damaged there, and not in the record.
+    #[prost(bool, tag = "2")]
+    pub partial: bool,
+}
+
 /// A step of the way of a checkpoint to another member.
 #[derive(Clone, PartialEq, Message)]
 pub struct SnapshotStep {

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use prost::Message;
 use wire::entry::{LogId, Member, Membership, Vote, Voters};
 use wire::raft::{
-    Append, AppendAnswer, AppendEntry, Appended, Matched, SnapshotAnswer, SnapshotBegin, SnapshotChunk,
-    SnapshotFinish, SnapshotPart, SnapshotStep, Transfer, TransferAnswer, VoteAnswer, VoteAsk, encode,
+    Append, AppendAnswer, AppendEntry, Appended, Matched, RecordAnswer, RecordAsk, SnapshotAnswer,
+    SnapshotBegin, SnapshotChunk, SnapshotFinish, SnapshotPart, SnapshotStep, Transfer, TransferAnswer,
+    VoteAnswer, VoteAsk, encode,
 };
 
 fn vote() -> Vote {
@@ -104,6 +105,18 @@ fn messages() -> Vec<Row> {
             encode(&SnapshotAnswer { vote: Some(vote()), offset: 262_144, installed: true }),
             again::<SnapshotAnswer>,
         ),
+        ("record", encode(&RecordAsk { task_high: 1, task_low: 2, index: 40 }), again::<RecordAsk>),
+        (
+            "record/answer",
+            encode(&RecordAnswer { record: Some(Bytes::from_static(b"row")), partial: false }),
+            again::<RecordAnswer>,
+        ),
+        (
+            "record/partial",
+            encode(&RecordAnswer { record: Some(Bytes::from_static(b"row")), partial: true }),
+            again::<RecordAnswer>,
+        ),
+        ("record/nothing", encode(&RecordAnswer::default()), again::<RecordAnswer>),
     ]
 }
 

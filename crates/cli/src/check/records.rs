@@ -100,12 +100,10 @@ impl Visitor for Records {
         let mut applied = None;
         let checkpoint = self.checkpoint(group)?;
         let read = match table {
-            TABLE_HEAD => CheckpointHead::decode(value)
-                .map(|head| {
-                    checkpoint.hash = Some(head.hash());
-                    applied = head.applied.map(|id| id.index);
-                })
-                .map_err(|e| e.to_string()),
+            TABLE_HEAD => whole::<CheckpointHead>(key, value).map(|head| {
+                checkpoint.hash = Some(head.hash());
+                applied = head.applied.map(|id| id.index);
+            }),
             TABLE_KEPT | TABLE_LATER => kept(key, value),
             _ => checkpoint.state.load(table, key, value),
         };
@@ -124,7 +122,15 @@ impl Visitor for Records {
 fn kept(key: &[u8], value: &[u8]) -> Result<(), String> {
     let bits = key.try_into().map(u128::from_be_bytes).ok();
     bits.and_then(TaskId::from_bits).ok_or("the key is no task id")?;
-    KeptMessage::decode(Bytes::copy_from_slice(value)).map(drop).map_err(|e| e.to_string())
+    whole::<KeptMessage>(key, value).map(drop)
+}
+
+/// A record that is what was written under its key.
+fn whole<T: Message + Default>(key: &[u8], value: &[u8]) -> Result<T, String> {
+    if !wire::seal::is_whole(key, value) {
+        return Err("the record is not what was written: its checksum is wrong".to_owned());
+    }
+    T::decode(Bytes::copy_from_slice(value)).map_err(|e| e.to_string())
 }
 
 impl Checkpoint {
@@ -165,5 +171,33 @@ impl State {
             State::Shard(shard) => shard.load(table, key, value),
         };
         loaded.map_err(|e| e.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::WallTime;
+
+    use super::*;
+
+    #[test]
+    fn a_record_that_is_not_what_was_written_is_damage() {
+        let task = TaskId::new(ShardId::new(1).unwrap(), WallTime::from_millis(7), 7);
+        let key = task.bits().to_be_bytes();
+        let envelope = Some(Bytes::from_static(b"the envelope of a task"));
+        let row = wire::seal::sealed(&key, &KeptMessage { envelope, ..KeptMessage::default() });
+        let mut records = Records::new(ProgressBar::hidden());
+        for table in [TABLE_KEPT, TABLE_LATER] {
+            records.row(GroupId(1), table, &key, &row).unwrap();
+            let mut flipped = row.clone();
+            flipped[8] ^= 1;
+            let objection = records.row(GroupId(1), table, &key, &flipped).unwrap_err();
+            assert!(objection.contains("not what was written"), "{objection}");
+        }
+        let head = wire::seal::sealed(b"head", &CheckpointHead { hash_low: 5, ..CheckpointHead::default() });
+        records.row(GroupId(1), TABLE_HEAD, b"head", &head).unwrap();
+        let mut flipped = head;
+        flipped[3] ^= 1;
+        assert!(records.row(GroupId(1), TABLE_HEAD, b"head", &flipped).is_err());
     }
 }

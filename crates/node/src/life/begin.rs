@@ -66,6 +66,7 @@ pub(crate) async fn find_place(life: &Arc<Life>, links: &Links, config: &NodeCon
         founding: new_founding(life, config),
         nonce: rand::random(),
         has_heard_of_cluster: false,
+        refused: None,
         said: Instant::now(),
     };
     let began = Instant::now();
@@ -78,14 +79,14 @@ pub(crate) async fn find_place(life: &Arc<Life>, links: &Links, config: &NodeCon
         if others.is_empty() {
             asking.found_alone().await.map_err(Error::Broken)?;
         } else if let Err(mut waits_for) = asking.round(&others).await {
-            let may_bootstrap = config.bootstrap && !asking.has_heard_of_cluster;
-            if may_bootstrap && began.elapsed() >= BOOTSTRAP_WAIT {
+            let may_be_cluster = asking.has_heard_of_cluster || asking.was_refused();
+            if config.bootstrap && !may_be_cluster && began.elapsed() >= BOOTSTRAP_WAIT {
                 match asking.found_alone().await {
                     Ok(()) => continue,
                     Err(why) => waits_for = why,
                 }
             }
-            if config.bootstrap && asking.has_heard_of_cluster {
+            if config.bootstrap && may_be_cluster {
                 waits_for.push_str("; --bootstrap does not count, since there may be a cluster");
             }
             asking.say(&waits_for);
@@ -123,6 +124,8 @@ struct Asking<'a> {
     /// Somebody is in a cluster, or has promised to be in one: whatever comes after, this node makes none
     /// alone.
     has_heard_of_cluster: bool,
+    /// When somebody last did not want to say what it knows.
+    refused: Option<Instant>,
     /// When it last said what it waits for.
     said: Instant,
 }
@@ -134,6 +137,11 @@ impl Asking<'_> {
             self.said = Instant::now();
             tracing::info!(node = %self.life.node, "waiting: {waits_for}");
         }
+    }
+
+    /// Whether somebody did not want to say what it knows, and has not been silent for long since.
+    fn was_refused(&self) -> bool {
+        self.refused.is_some_and(|refused| refused.elapsed() < BOOTSTRAP_WAIT)
     }
 
     async fn found_alone(&self) -> Result<(), String> {
@@ -164,6 +172,9 @@ impl Asking<'_> {
         let is_of_cluster = |answer: &ProbeAnswer| answer.kind != StandingKind::Empty;
         let unopened = silent.iter().find(|(_, why)| **why == Silence::HasData).map(|(node, _)| *node);
         self.has_heard_of_cluster |= answers.values().any(is_of_cluster) || unopened.is_some();
+        if silent.values().any(|why| *why == Silence::Refused) {
+            self.refused = Some(Instant::now());
+        }
         let members: BTreeMap<NodeId, u128> = answers
             .iter()
             .filter(|(_, answer)| answer.kind == StandingKind::Member)

@@ -7,7 +7,7 @@ use model::{GroupId, NodeId};
 use wire::life::{Probe, ProbeAnswer, StandingKind};
 use wire::peer::PeerKind;
 
-use crate::link::Links;
+use crate::link::{LinkError, Links};
 
 /// How long a node that asks another for its standing waits.
 pub(crate) const PROBE_WAIT: Duration = Duration::from_millis(500);
@@ -17,8 +17,10 @@ pub(crate) const PROBE_WAIT: Duration = Duration::from_millis(500);
 pub(crate) enum Silence {
     /// Nothing is known of it.
     Unheard,
-    /// It has heard us, and cannot say yet: it has data. Who refuses has said nothing of that.
+    /// It has heard us, and cannot say yet: it has data.
     HasData,
+    /// It has heard us, and does not say. So did older versions while they opened their data.
+    Refused,
 }
 
 /// Asks all of them at once.
@@ -34,7 +36,8 @@ pub(crate) async fn ask(
             let asked = links.call(node, PeerKind::Probe, GroupId::CATALOG, body, PROBE_WAIT).await;
             let answer = match asked {
                 Ok(body) => ProbeAnswer::decode(body).map_err(|_| Silence::Unheard),
-                Err(_) => Err(Silence::Unheard),
+                Err(LinkError::Refused(_)) => Err(Silence::Refused),
+                Err(LinkError::Unreached(_) | LinkError::Lost) => Err(Silence::Unheard),
             };
             let answer = answer.and_then(|answer| match answer.kind {
                 StandingKind::Unopened => Err(Silence::HasData),

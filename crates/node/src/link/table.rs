@@ -93,9 +93,10 @@ impl Peer {
     }
 
     /// Whether there is no connection to the process that counts. One to another life of the node, or to one that
-    /// does not know the cluster, says nothing of it.
+    /// does not know the cluster, says nothing of it. One to that very process may be about to carry everything.
     fn is_vacant(&self) -> bool {
-        self.connection.as_ref().is_none_or(|connection| !connection.is_full())
+        let is_its = |connection: &Arc<Connection>| Some(connection.other.process) == self.process;
+        self.connection.as_ref().is_none_or(|connection| !connection.is_full() && !is_its(connection))
     }
 }
 

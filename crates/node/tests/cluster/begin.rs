@@ -1,13 +1,19 @@
 //! How a cluster is made, in any order and whatever crashes meanwhile.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use model::catalog::{ClusterFacts, NodeAddresses};
 use model::{MemberId, NodeId};
-use node::{Disk, Error, Node};
+use node::{Disk, Error, Node, Stream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use wire::life::{Founding, Standing};
+use wire::peer::{self, FrameHeader, FrameRole, HELLO_HEAD_BYTES, HelloAnswer, PeerKind};
 
 use crate::support::{
     World, address, enqueue, eventually, groups, has_task, is_voted_by, members, read_identity,
@@ -245,6 +251,55 @@ async fn with_bootstrap_one_node_begins_and_the_others_join() {
     })
     .await;
     assert!(has_task(&second, task).await);
+}
+
+/// Speaks as the second node of an old version that still opens its data: it is there, and refuses to answer.
+async fn refuse_all(mut stream: Box<dyn Stream>, refused: Arc<AtomicU32>) -> io::Result<()> {
+    let mut head = [0; HELLO_HEAD_BYTES];
+    stream.read_exact(&mut head).await?;
+    let mut hello = vec![0; peer::greeting_bytes(&head).unwrap()];
+    stream.read_exact(&mut hello).await?;
+    let answer = HelloAnswer { version: 1, node: 2, process: 7, ..HelloAnswer::default() };
+    stream.write_all(&peer::greeting(&answer).unwrap()).await?;
+    loop {
+        let mut header = [0; FrameHeader::BYTES];
+        stream.read_exact(&mut header).await?;
+        let asked = FrameHeader::peek(&header).unwrap().unwrap();
+        stream.read_exact(&mut vec![0; asked.body_bytes]).await?;
+        let role = match asked.kind == PeerKind::Ping as u8 {
+            true => FrameRole::Answer,
+            false => FrameRole::Refusal,
+        };
+        refused.fetch_add(u32::from(role == FrameRole::Refusal), Ordering::Relaxed);
+        let mut bytes = BytesMut::new();
+        FrameHeader { role, body_bytes: 0, ..asked }.put(&mut bytes);
+        stream.write_all(&bytes).await?;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_bootstrap_nobody_begins_beside_a_node_that_does_not_say_what_it_knows() {
+    let mut world = World::new();
+    let (second, refused) = (world.net.at(&address(2)), Arc::<AtomicU32>::default());
+    let answers = tokio::spawn({
+        let refused = refused.clone();
+        async move {
+            while let Ok((stream, _)) = second.accept().await {
+                tokio::spawn(refuse_all(stream, refused.clone()));
+            }
+        }
+    });
+    let mut config = world.config(1, &[1, 2]);
+    config.bootstrap = true;
+    world.launch_with(config);
+    // It asks ten times a second at most, and would begin after a second.
+    eventually("it asks on and on", || refused.load(Ordering::Relaxed) > 30).await;
+    assert!(!world.has_started(1));
+    assert!(world.progress(1).contains("--bootstrap does not count"), "{}", world.progress(1));
+    // The one that was asked goes away without a word, and a person has said what to do then.
+    answers.abort();
+    world.net.forget(&address(2));
+    world.node(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,5 +9,7 @@ mod net;
 mod support;
 
 mod begin;
+mod catalog;
 mod change;
+mod damage;
 mod sessions;

@@ -16,7 +16,7 @@ use wire::life::{Identity, Standing};
 use crate::net::Net;
 
 /// How long a condition may take to come true on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(40);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 
 pub(crate) const SHARDS: u16 = 2;
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod damage;
 mod lifecycle;
 mod look;
 #[path = "../net/mod.rs"]

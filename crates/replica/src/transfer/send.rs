@@ -1,23 +1,27 @@
 //! The sender's side: one state of the checkpoint as a file, and its way to the receiver.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
+use model::TaskId;
 use openraft::SnapshotMeta;
 use openraft::alias::SnapshotMetaOf;
 use openraft::errors::StreamingError;
 use openraft::raft::SnapshotResponse;
-use prost::Message;
-use storage::{CheckpointStore, Disk, DiskFile, Open};
+use storage::{Disk, DiskFile, Open};
 use tokio::time::{Instant, sleep, timeout};
 use wire::entry::CheckpointHead;
 use wire::peer::PeerKind;
 use wire::raft::{SnapshotAnswer, SnapshotBegin, SnapshotChunk, SnapshotFinish, SnapshotPart, SnapshotStep};
+use wire::seal;
 
 use super::{CHUNK_BYTES, IDLE_MAX, spool_path};
 use crate::codec::Codec;
+use crate::mend::{self, Wanted};
 use crate::network::{Way, unreachable};
 use crate::offload::Offload;
 use crate::peers::Unreached;
@@ -30,6 +34,12 @@ use crate::type_config::{
 
 /// How often a receiver may ask for the same file from its beginning: each time what it had was damaged.
 const RESTARTS_MAX: u32 = 3;
+/// Damaged records that one look through a checkpoint finds.
+const DAMAGED_MAX: usize = 10_000;
+/// Of them, those that other members are asked for at once.
+const MENDS_AT_ONCE: usize = 64;
+/// How long others are asked for damaged records, before the rest is left out.
+const MEND_WAIT: Duration = Duration::from_secs(30);
 
 /// How long the receiver may take for a step: the last one takes the whole in.
 const ANSWER_WAIT: Duration = Duration::from_secs(600);
@@ -71,7 +81,7 @@ pub(crate) async fn send<M: Codec>(
     // The engine goes on with the log after what it believes to have sent.
     let _hold = shared.holds.hold(known);
     let offload = Offload::new(&*shared.executor, shared.log.clone());
-    let spool = match spool(shared, known, &offload).await {
+    let spool = match spool(way, known, &offload).await {
         Ok(spool) => spool,
         Err(error) => {
             sleep(RETRY).await;
@@ -110,11 +120,8 @@ fn goes_on_after<M: Codec>(shared: &Shared<M>, spool: &Spool) -> bool {
 /// The file that is there, or a new one. It must reach at least as far as what the engine was told (`known`):
 /// with an older one it would count entries for the receiver's that it never got, and would send it only those
 /// after them, which do not fit.
-async fn spool<M: Codec>(
-    shared: &Arc<Shared<M>>,
-    known: u64,
-    offload: &Offload,
-) -> storage::Result<Arc<Spool>> {
+async fn spool<M: Codec>(way: &Way<M>, known: u64, offload: &Offload) -> storage::Result<Arc<Spool>> {
+    let shared = &way.shared;
     let mut slot = shared.spool.lock().await;
     if let Some((spool, used)) = &mut *slot
         && spool.last() >= known
@@ -124,25 +131,112 @@ async fn spool<M: Codec>(
         return Ok(spool.clone());
     }
     *slot = None;
-    let (store, disk) = (shared.store()?, shared.disk.clone());
-    let (group, member) = (shared.group, shared.member.bits());
-    let spool = offload
+    let until = Instant::now() + MEND_WAIT;
+    let mut left_out = LeftOut::default();
+    // It ends: nothing is found twice.
+    loop {
+        let (spool, damaged) = make(shared, left_out.clone(), offload).await?;
+        if damaged.is_empty() {
+            *slot = Some((spool.clone(), Instant::now()));
+            return Ok(spool);
+        }
+        drop(spool);
+        left_out.whole.extend(mend_all(way, &damaged, until).await?);
+        left_out.damaged.extend(damaged);
+    }
+}
+
+/// What is not in a file.
+#[derive(Clone, Default)]
+struct LeftOut {
+    /// Tasks without what is damaged of their records.
+    damaged: BTreeSet<TaskId>,
+    /// Tasks without any of their records: where the state has a task and there is none, its reader asks all members.
+    /// With a part of it, it would not.
+    whole: BTreeSet<TaskId>,
+}
+
+/// A new file, without damaged records; those that are not among `left_out` are returned.
+async fn make<M: Codec>(
+    shared: &Arc<Shared<M>>,
+    left_out: LeftOut,
+    offload: &Offload,
+) -> storage::Result<(Arc<Spool>, Vec<TaskId>)> {
+    let shared = shared.clone();
+    offload
         .run(move || {
-            let snapshot = store.snapshot()?;
-            let head = snapshot.get(tables::HEAD, tables::HEAD_KEY)?.unwrap_or_default();
-            let damaged = |error: prost::DecodeError| damaged(&store, &error);
-            let head = CheckpointHead::decode(head).map_err(damaged)?;
+            let snapshot = shared.store()?.snapshot()?;
+            let head = match snapshot.get(tables::HEAD, tables::HEAD_KEY)? {
+                Some(head) => seal::opened::<CheckpointHead>(tables::HEAD_KEY, head),
+                None => Some(CheckpointHead::default()),
+            };
+            let head = head.ok_or_else(|| damaged(&shared, "its head is not what was written"))?;
             let applied = head.applied.unwrap_or_default();
-            let number = mix(&[member, applied.term, applied.index]);
-            let path = spool_path(group, number);
+            let mends = shared.mends.load(Ordering::Relaxed) + left_out.damaged.len() as u64;
+            let mut parts = vec![shared.member.bits(), applied.term, applied.index, mends];
+            parts.extend(
+                left_out.whole.iter().flat_map(|task| [(task.bits() >> 64) as u64, task.bits() as u64]),
+            );
+            let number = mix(&parts);
+            let path = spool_path(shared.group, number);
             // Removed when it is not whole, too.
-            let mut spool = Spool { number, bytes: 0, head, path, disk };
-            spool.bytes = snapshot.spool(&spool.path)?.bytes;
-            Ok(Arc::new(spool))
+            let mut spool = Spool { number, bytes: 0, head, path, disk: shared.disk.clone() };
+            let mut damaged = Vec::new();
+            let mut takes = |table: u8, key: &[u8], value: &[u8]| {
+                if table != tables::KEPT && table != tables::LATER {
+                    return true;
+                }
+                // A key that no task has is not asked for.
+                let task = key.try_into().ok().map(u128::from_be_bytes).and_then(TaskId::from_bits);
+                if seal::is_whole(key, value) {
+                    return task.is_none_or(|task| !left_out.whole.contains(&task));
+                }
+                let task = task.filter(|task| !left_out.damaged.contains(task));
+                if let Some(task) = task.filter(|_| damaged.len() < DAMAGED_MAX) {
+                    damaged.push(task);
+                }
+                false
+            };
+            spool.bytes = snapshot.spool_some(&spool.path, &mut takes)?.bytes;
+            Ok((Arc::new(spool), damaged))
         })
-        .await?;
-    *slot = Some((spool.clone(), Instant::now()));
-    Ok(spool)
+        .await
+}
+
+/// Mends records with those of other members, as far as these have them. The receiver is not asked: it lags. Returns
+/// the tasks of which is not known whether another member has all.
+async fn mend_all<M: Codec>(
+    way: &Way<M>,
+    tasks: &[TaskId],
+    until: Instant,
+) -> storage::Result<BTreeSet<TaskId>> {
+    let shared = &way.shared;
+    let count = tasks.len();
+    tracing::error!(group = %shared.group, count, "the checkpoint has damaged records: it is not sent before they are mended");
+    let mut unknown = BTreeSet::new();
+    for some in tasks.chunks(MENDS_AT_ONCE) {
+        if Instant::now() >= until {
+            unknown.extend(some);
+            continue;
+        }
+        let each = some.iter().map(|task| mend::fetch(shared, *task, Wanted::Whole, Some(way.to)));
+        let mut records = BTreeMap::new();
+        for (task, fetched) in some.iter().zip(futures::future::join_all(each).await) {
+            match fetched {
+                Ok(Some(fetched)) => drop(records.insert(*task, fetched)),
+                Ok(None) => tracing::error!(group = %shared.group, %task, "no member has this record whole"),
+                Err(_) => drop(unknown.insert(*task)),
+            }
+        }
+        let fetched: Vec<TaskId> = records.keys().copied().collect();
+        let whole = mend::write_back(shared, records).await?;
+        unknown.extend(fetched.into_iter().filter(|task| !whole.contains(task)));
+    }
+    if !unknown.is_empty() {
+        let count = unknown.len();
+        tracing::error!(group = %shared.group, to = %way.to, count, "sends a checkpoint without these damaged records: not all other members could be asked for them");
+    }
+    Ok(unknown)
 }
 
 /// A file that was sent is not needed any more, unless somebody else is sending it. One that was not is kept for
@@ -254,12 +348,8 @@ fn failed<M: Codec>(shared: &Shared<M>, error: &storage::Error) -> StreamingErro
     unreachable(error).into()
 }
 
-fn damaged(store: &CheckpointStore, error: &prost::DecodeError) -> storage::Error {
-    storage::Error::Damaged {
-        path: store.path().to_owned(),
-        offset: 0,
-        what: format!("its head cannot be read ({error})"),
-    }
+fn damaged<M: Codec>(shared: &Shared<M>, what: &str) -> storage::Error {
+    storage::Error::Damaged { path: storage::checkpoint_path(shared.group), offset: 0, what: what.to_owned() }
 }
 
 /// Names a file by what is in it: the same state of the same member makes the same file (FNV-1a).

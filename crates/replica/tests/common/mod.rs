@@ -234,6 +234,10 @@ impl Codec for Toy {
         matches!(command, Command::Enqueue { .. })
     }
 
+    fn has(&self, task: TaskId) -> bool {
+        self.tasks.contains_key(&task)
+    }
+
     fn claims(reply: &mut Reply) -> Option<&mut Vec<Claimed>> {
         match reply {
             Reply::Claimed(claims) => Some(claims),
@@ -355,4 +359,8 @@ pub(crate) fn claim(max: u32) -> Command {
 pub(crate) fn ack(claimed: &Claimed) -> Command {
     let output = Bytes::from_static(b"out");
     Command::Ack(model::command::Ack { task: claimed.id, fence: claimed.fence, output, then: vec![] })
+}
+
+pub(crate) fn discard(task: TaskId) -> Command {
+    Command::Discard(model::command::OnTask { task, fence: None })
 }

@@ -35,7 +35,8 @@ pub(crate) struct Net {
     pub(crate) snapshots: AtomicUsize,
     /// The message of a checkpoint that is lost, with all after it until this is set anew.
     pub(crate) snapshots_max: Mutex<Option<usize>>,
-    requests: AtomicU64,
+    /// Appends so far.
+    pub(crate) appends: AtomicU64,
 }
 
 /// A node, as others reach it.
@@ -117,7 +118,7 @@ impl Peers for From {
                 }
             }
             let answer: BoxFuture<'static, Result<Bytes, Error>> = if kind == PeerKind::Append {
-                let request = net.requests.fetch_add(1, Ordering::Relaxed);
+                let request = net.appends.fetch_add(1, Ordering::Relaxed);
                 let answer = reached.append(from, request, body);
                 Box::pin(async move { answer.await.unwrap_or(Err(Error::Unavailable)) })
             } else {

@@ -70,14 +70,15 @@ fn write(shared: &Shared, node: u64, life: u64, group: &Group, last: &mut Last) 
     }
 }
 
-/// For whom a member voted itself. Once a term has a leader it names that one, whoever got its own vote.
+/// For whom a member voted itself. After a restart it may not know any more, and in older versions it names the leader
+/// once there is one, whoever got its own vote.
 fn own_vote(node: u64, life: u64, group: &Group, last: &Last) -> Option<u64> {
     let names_leader =
         group.leader.is_some() && group.leader == group.voted_for && group.leader != Some(node);
     let (known_life, known_term, known) = last.vote;
-    match names_leader {
-        false => group.voted_for,
-        true if (known_life, known_term) == (life, group.term) => known,
-        true => None,
+    match group.voted_for {
+        Some(voted_for) if !names_leader => Some(voted_for),
+        _ if (known_life, known_term) == (life, group.term) => known,
+        _ => None,
     }
 }

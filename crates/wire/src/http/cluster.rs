@@ -149,7 +149,7 @@ pub struct GroupReply {
     pub role: String,
     /// The term.
     pub term: u64,
-    /// For whom it voted in this term.
+    /// For whom it voted in this term; null if it did not, or if that is not known since a restart.
     pub voted_for: Option<u64>,
     /// Who leads, as far as it knows.
     pub leader: Option<u64>,

@@ -1,5 +1,7 @@
 //! How connections end, and what is told of it.
 
+use super::super::connection::{Cause, Other};
+use super::super::table::Shared;
 use super::*;
 
 #[tokio::test]
@@ -159,4 +161,37 @@ async fn a_life_that_is_over_does_not_hide_the_end_of_the_one_that_counts() {
     assert_eq!(told, [LinkEvent::Up(N2), LinkEvent::Down(N2), LinkEvent::Gone(N2)]);
     let again = tokio::time::timeout(Duration::from_millis(50), shared.vacant(N2)).await;
     assert!(again.is_err(), "it was looked into once");
+}
+
+#[tokio::test]
+async fn a_process_that_is_about_to_be_talked_to_again_is_not_gone() {
+    let me = Identity { node: N1, process: 1, address: "one".to_owned() };
+    let shared = Shared::new(me, Arc::new(SystemClock::new()));
+    shared.set_membership(OURS);
+    shared.set_peers(BTreeMap::from([(N2, "two".to_owned())]), BTreeMap::new());
+    let mut events = shared.events();
+    let connect = || {
+        let other = Other {
+            node: N2,
+            process: 2,
+            is_ours: false,
+            knows_cluster: true,
+            incarnation: Some(0),
+            host: None,
+            our_cluster: CLUSTER,
+        };
+        shared.install(other, None, Arc::<Desk>::default()).unwrap()
+    };
+    let first = connect();
+    shared.open(&first);
+    first.close(Cause::Other("reset".to_owned()));
+    first.finish(Vec::new());
+    shared.ended(&first);
+    assert_eq!(shared.vacant(N2).await, Some(2), "somebody looks whether it has ended");
+    // Its port is refused, by a firewall for one; meanwhile it dials itself.
+    let second = connect();
+    shared.ended_there(N2, 2);
+    shared.open(&second);
+    let told: Vec<LinkEvent> = std::iter::from_fn(|| events.try_recv().ok()).collect();
+    assert_eq!(told, [LinkEvent::Up(N2), LinkEvent::Down(N2), LinkEvent::Up(N2)]);
 }
