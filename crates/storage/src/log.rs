@@ -29,7 +29,7 @@ use crate::reserve::Reserve;
 use crate::segment::{DATA_START, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, free_path};
 use crate::stats::{Counters, LogStats};
 use crate::table::{SegmentFacts, Table};
-use crate::writer::{IDLE, Start, State, Writer};
+use crate::writer::{End, IDLE, ROOM_RETRY, Start, State, Writer};
 
 /// What ends the process when its disk can no longer be trusted.
 pub type OnFatal = Arc<dyn Fn(&Error) + Send + Sync>;
@@ -203,24 +203,18 @@ impl Log {
         self.handle.shared.queue.fatal()
     }
 
-    /// Whether the writer waits for room on the disk. It goes on by itself; without threads, by the next call.
+    /// Whether the writer waits for room on the disk. It goes on by itself; without threads and time, by the next
+    /// call.
     pub fn is_out_of_room(&self) -> bool {
         self.handle.shared.out_of_room.load(Relaxed)
     }
 }
 
 impl Handle {
-    /// Asks for a job that writes what is queued, and for one that proves it if silence follows.
+    /// Asks for a job that writes what is queued.
     pub(crate) fn spawn_job(&self) {
         let (writer, executor) = (self.writer.clone(), self.executor.clone());
-        let job = move || {
-            let unproven = writer.lock().run_once();
-            if let Some(end) = unproven {
-                let proof = Box::new(move || writer.lock().prove_if_silent(end));
-                executor.spawn_after("log-proof", IDLE, proof);
-            }
-        };
-        self.executor.spawn("log-writer", Box::new(job));
+        self.executor.spawn("log-writer", Box::new(move || run_job(&writer, &executor, Writer::run_once)));
     }
 
     fn close(&self) {
@@ -230,6 +224,27 @@ impl Handle {
             writer.run_once();
             writer.finish();
         }
+    }
+}
+
+/// Does a job of the writer, and asks for what comes later: another look for room where there was none, a proof of what
+/// was written if silence follows.
+fn run_job(
+    writer: &Arc<Mutex<Writer>>,
+    executor: &Arc<dyn Executor>,
+    job: impl FnOnce(&mut Writer) -> Option<End>,
+) {
+    let mut held = writer.lock();
+    let (unproven, must_look_again) = (job(&mut held), held.must_look_again());
+    drop(held);
+    if must_look_again {
+        let (writer, later) = (writer.clone(), executor.clone());
+        let again = Box::new(move || run_job(&writer, &later, Writer::look_again));
+        executor.spawn_after("log-writer", ROOM_RETRY, again);
+    }
+    if let Some(end) = unproven {
+        let writer = writer.clone();
+        executor.spawn_after("log-proof", IDLE, Box::new(move || writer.lock().prove_if_silent(end)));
     }
 }
 

@@ -35,7 +35,7 @@ const PAGE_BYTES: u64 = 4096;
 /// A log that is silent for this long says so, which proves its last write.
 pub(crate) const IDLE: Duration = Duration::from_millis(20);
 /// How often a writer without room looks again.
-const ROOM_RETRY: Duration = Duration::from_millis(50);
+pub(crate) const ROOM_RETRY: Duration = Duration::from_millis(50);
 
 const NO_ID: LogId = LogId { term: 0, node: 0, index: 0 };
 
@@ -55,6 +55,8 @@ pub(crate) struct Writer {
     /// Records before `position` that are not written yet.
     buffer: Vec<u8>,
     taken: VecDeque<Queued>,
+    /// Without room, and a later job looks for it.
+    is_looked_after: bool,
     /// How many entries of the first taken change are in records already.
     written: usize,
     completing: Vec<Done>,
@@ -106,6 +108,7 @@ impl Writer {
             unproven: false,
             buffer: Vec::with_capacity(PIECE_BYTES),
             taken: VecDeque::new(),
+            is_looked_after: false,
             written: 0,
             completing: Vec::new(),
             places: Vec::new(),
@@ -156,6 +159,19 @@ impl Writer {
             }
         }
         self.unproven.then(|| self.end())
+    }
+
+    /// Whether somebody must look for room later, where there are no threads: something is left to write, and nobody
+    /// was asked yet.
+    pub(crate) fn must_look_again(&mut self) -> bool {
+        let is_stalled = !self.taken.is_empty() && self.shared.queue.fatal().is_none();
+        is_stalled && !std::mem::replace(&mut self.is_looked_after, true)
+    }
+
+    /// The job of who was asked for that.
+    pub(crate) fn look_again(&mut self) -> Option<End> {
+        self.is_looked_after = false;
+        if self.taken.is_empty() { None } else { self.run_once() }
     }
 
     /// Proves the last write, unless there was another one since it ended at `end`.
