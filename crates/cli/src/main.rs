@@ -84,6 +84,7 @@ fn main() -> ExitCode {
     if let Some(code) = work::child::run_if_asked() {
         return code;
     }
+    silence_what_is_told_in_words();
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => match exit::code_of(&error) {
@@ -94,6 +95,16 @@ fn main() -> ExitCode {
             None => ExitCode::SUCCESS,
         },
     }
+}
+
+/// A panic over a damaged checkpoint becomes an error that says what to do.
+fn silence_what_is_told_in_words() {
+    let loud = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !storage::is_guarded() {
+            loud(panic);
+        }
+    }));
 }
 
 fn run(cli: Cli) -> Result<()> {

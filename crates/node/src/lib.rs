@@ -78,4 +78,4 @@ pub use router::EnqueueResults;
 pub use session_stream::{SessionBell, SessionStream};
 pub use state_machine::view;
 pub use stats::{Operation, Stats};
-pub use storage::{Disk, Executor, LogOptions, LogStats, MemDisk, RealDisk, ThreadExecutor};
+pub use storage::{Disk, Executor, LogOptions, LogStats, MemDisk, RealDisk, ThreadExecutor, is_guarded};

@@ -218,7 +218,8 @@ impl<M: Codec> Checkpointer<M> {
             Ok(damaged) => damaged,
             Err(error) => {
                 *unwritten = Some(cut);
-                if error.is_fatal() {
+                // A damaged file takes no checkpoint any more, and the log would grow without end.
+                if error.is_fatal() || matches!(error, storage::Error::Damaged { .. }) {
                     self.shared.log.give_up(&error.to_string());
                 }
                 return Err(Error::Storage { group: self.shared.group, what: error.to_string() });

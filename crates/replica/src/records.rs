@@ -2,8 +2,6 @@
 //!
 //! The formats are in `docs/formats/entry.md`.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use bytes::Bytes;
 use model::limits::HISTORY_MAX;
 use model::{GroupId, Mutant, TaskId, mutant};
@@ -100,7 +98,7 @@ pub(crate) fn rows(
     table: u8,
     keys: &[[u8; 16]],
 ) -> Vec<storage::Result<Option<Bytes>>> {
-    match caught(|| store.get_many(table, keys)) {
+    match store.get_many(table, keys) {
         Ok(rows) => rows.into_iter().map(Ok).collect(),
         // One page must not hide the others.
         Err(_) => keys.iter().map(|key| row(store, table, key)).collect(),
@@ -109,7 +107,7 @@ pub(crate) fn rows(
 
 /// One row, in the same way.
 pub(crate) fn row(store: &CheckpointStore, table: u8, key: &[u8]) -> storage::Result<Option<Bytes>> {
-    match caught(|| store.get(table, key)) {
+    match store.get(table, key) {
         Err(error @ storage::Error::Damaged { .. }) => {
             tracing::error!(%error, "a row of the checkpoint cannot be read");
             Ok(Some(Bytes::from_static(NO_RECORD)))
@@ -121,14 +119,6 @@ pub(crate) fn row(store: &CheckpointStore, table: u8, key: &[u8]) -> storage::Re
 /// Whether these bytes stand for a row that cannot be read.
 pub(crate) fn is_unreadable(row: &Bytes) -> bool {
     row == NO_RECORD
-}
-
-/// The store may panic over pages that no crash can leave: that is damage, too.
-fn caught<T>(read: impl FnOnce() -> storage::Result<T>) -> storage::Result<T> {
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
-        let what = "its pages contradict each other".to_owned();
-        Err(storage::Error::Damaged { path: storage::CHECKPOINT_DIR.into(), offset: 0, what })
-    })
 }
 
 /// Whether there are other members to get a record from.

@@ -4,7 +4,6 @@
 //! become findings too. Next: `recovery.rs`, whose rules for the log are the same as at a start.
 
 use std::collections::BTreeMap;
-use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -15,6 +14,7 @@ use crate::checkpoint::{VERSION, numbers, read_meta, redb_failed};
 use crate::disk::{Disk, Open};
 use crate::error::{Error, Result};
 use crate::group_log::{GroupState, LogEntry};
+use crate::guard::guarded;
 use crate::record::Kind;
 use crate::recovery;
 use crate::redb_file::Overlay;
@@ -227,27 +227,20 @@ fn check_checkpoint(
     let bytes = length(disk, path)?;
     let mut records = 0;
     let mut objections = Vec::new();
-    // redb may panic on bytes that no crash can leave; here that is only one more kind of damage.
-    let walked = panic::catch_unwind(AssertUnwindSafe(|| {
+    let walked = guarded(path, || {
         walk_checkpoint(disk, path, &mut |table, key, value| {
             records += 1;
             if let Err(objection) = visitor.row(group, table, key, value) {
                 objections.push(format!("table {table}, key {}: {objection}", hex(key)));
             }
         })
-    }));
+    });
     report.files.push(Checked { path: path.to_owned(), bytes, records });
     for objection in objections {
         report.find(path, Severity::Damage, objection);
     }
-    match walked {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => report.find(path, Severity::Damage, error.to_string()),
-        Err(_) => {
-            let what = "its pages contradict each other".to_owned();
-            let error = Error::Damaged { path: path.to_owned(), offset: 0, what };
-            report.find(path, Severity::Damage, error.to_string());
-        }
+    if let Err(error) = walked {
+        report.find(path, Severity::Damage, error.to_string());
     }
     Ok(())
 }

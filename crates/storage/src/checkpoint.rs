@@ -22,6 +22,7 @@ use redb::{
 use crate::batch::{Batch, KeyChange};
 use crate::disk::{Disk, Open};
 use crate::error::{Error, Result};
+use crate::guard::guarded;
 use crate::redb_file::RedbFile;
 pub use crate::spool::Spooled;
 use crate::spool::Takes;
@@ -68,6 +69,12 @@ pub struct Snapshot {
     pub(crate) disk: Arc<dyn Disk>,
     transaction: ReadTransaction,
     generation: u64,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        close(&self.path, self.database.get_mut());
+    }
 }
 
 impl CheckpointStore {
@@ -129,11 +136,11 @@ impl CheckpointStore {
     pub fn snapshot(&self) -> Result<Snapshot> {
         let database = self.database()?;
         let database = database.as_ref().expect("it was just opened");
-        let transaction = database.begin_read().map_err(|error| self.failed("read", error))?;
+        let begun = guarded(&self.inner.path, || database.begin_read().map_err(|e| self.failed("read", e)));
         Ok(Snapshot {
             path: self.inner.path.clone(),
             disk: self.inner.disk.clone(),
-            transaction,
+            transaction: begun?,
             generation: self.inner.generation.load(Relaxed),
         })
     }
@@ -165,14 +172,14 @@ impl CheckpointStore {
         let mut slot = self.inner.database.write();
         let generation = self.inner.generation.load(Relaxed) + 1;
         let swapped = slot.as_ref().map(|database| {
-            transact(database, |transaction| {
+            self.transact_in(database, |transaction| {
                 transaction.open_table(META)?.insert(GENERATION, generation)?;
                 Ok(())
             })
         });
         if let Some(Err(error)) = swapped {
-            *slot = None;
-            return Err(self.failed("write", error));
+            close(&self.inner.path, &mut slot);
+            return Err(error);
         }
         self.inner.generation.store(generation, Relaxed);
         drop(slot);
@@ -190,14 +197,18 @@ impl CheckpointStore {
         let outcome = {
             let database = self.database()?;
             let database = database.as_ref().expect("it was just opened");
-            transact(database, |transaction| change(transaction, self.inner.generation.load(Relaxed)))
+            self.transact_in(database, |transaction| change(transaction, self.inner.generation.load(Relaxed)))
         };
-        outcome.map_err(|error| {
-            let error = self.failed("write", error);
-            // Closed by hand: the file is read anew, as it was before this transaction.
-            *self.inner.database.write() = None;
-            error
-        })
+        // The file is read anew, as it was before this transaction.
+        outcome.inspect_err(|_| close(&self.inner.path, &mut self.inner.database.write()))
+    }
+
+    fn transact_in(
+        &self,
+        database: &Database,
+        change: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,
+    ) -> Result<()> {
+        guarded(&self.inner.path, || transact(database, change).map_err(|error| self.failed("write", error)))
     }
 
     /// The database, opened if an error has closed it.
@@ -212,7 +223,7 @@ impl CheckpointStore {
         drop(open);
         let mut slot = self.inner.database.write();
         if slot.is_none() {
-            *slot = Some(self.reopen()?);
+            *slot = Some(guarded(&self.inner.path, || self.reopen())?);
         }
         Ok(RwLockWriteGuard::downgrade(slot))
     }
@@ -284,19 +295,23 @@ impl CheckpointStore {
 impl Snapshot {
     /// A value.
     pub fn get(&self, table: u8, key: &[u8]) -> Result<Option<Bytes>> {
-        let Some(table) = self.table(table)? else { return Ok(None) };
-        let value = table.get(key).map_err(|error| self.failed(error))?;
-        Ok(value.map(|value| Bytes::copy_from_slice(value.value())))
+        guarded(&self.path, || {
+            let Some(table) = self.table(table)? else { return Ok(None) };
+            let value = table.get(key).map_err(|error| self.failed(error))?;
+            Ok(value.map(|value| Bytes::copy_from_slice(value.value())))
+        })
     }
 
     /// The values of `keys`, in their order.
     pub fn get_many<K: AsRef<[u8]>>(&self, table: u8, keys: &[K]) -> Result<Vec<Option<Bytes>>> {
-        let Some(table) = self.table(table)? else { return Ok(vec![None; keys.len()]) };
-        let get = |key: &K| {
-            let value = table.get(key.as_ref()).map_err(|error| self.failed(error))?;
-            Ok(value.map(|value| Bytes::copy_from_slice(value.value())))
-        };
-        keys.iter().map(get).collect()
+        guarded(&self.path, || {
+            let Some(table) = self.table(table)? else { return Ok(vec![None; keys.len()]) };
+            let get = |key: &K| {
+                let value = table.get(key.as_ref()).map_err(|error| self.failed(error))?;
+                Ok(value.map(|value| Bytes::copy_from_slice(value.value())))
+            };
+            keys.iter().map(get).collect()
+        })
     }
 
     /// Rows from `from` on (that key included), in order, at most `limit`.
@@ -316,8 +331,10 @@ impl Snapshot {
 
     /// How many rows a table has.
     pub fn count(&self, table: u8) -> Result<u64> {
-        let Some(table) = self.table(table)? else { return Ok(0) };
-        table.len().map_err(|error| self.failed(error))
+        guarded(&self.path, || {
+            let Some(table) = self.table(table)? else { return Ok(0) };
+            table.len().map_err(|error| self.failed(error))
+        })
     }
 
     /// Writes the whole content into the checksummed file `path`.
@@ -332,17 +349,23 @@ impl Snapshot {
 
     /// The tables that there are.
     pub(crate) fn tables(&self) -> Result<Vec<u8>> {
-        let names = self.transaction.list_tables().map_err(|error| self.failed(error))?;
-        Ok(numbers(names.map(|table| table.name().to_owned()), self.generation))
+        guarded(&self.path, || {
+            let names = self.transaction.list_tables().map_err(|error| self.failed(error))?;
+            Ok(numbers(names.map(|table| table.name().to_owned()), self.generation))
+        })
     }
 
     fn walk(&self, table: u8, from: &[u8], limit: usize, on_row: OnRow<'_>) -> Result<()> {
-        let Some(table) = self.table(table)? else { return Ok(()) };
         let range = (Bound::Included(from), Bound::<&[u8]>::Unbounded);
-        let rows = ReadableTable::range::<&[u8]>(&table, range).map_err(|error| self.failed(error))?;
-        for row in rows.take(limit) {
-            let (key, value) = row.map_err(|error| self.failed(error))?;
-            on_row(key.value(), value.value())?;
+        let Some(table) = guarded(&self.path, || self.table(table))? else { return Ok(()) };
+        let mut rows = guarded(&self.path, || {
+            ReadableTable::range::<&[u8]>(&table, range).map_err(|error| self.failed(error))
+        })?;
+        for _ in 0..limit {
+            let row = guarded(&self.path, || rows.next().transpose().map_err(|error| self.failed(error)));
+            let Some((key, value)) = row? else { return Ok(()) };
+            let (key, value) = guarded(&self.path, || Ok((key.value(), value.value())))?;
+            on_row(key, value)?;
         }
         Ok(())
     }
@@ -358,6 +381,18 @@ impl Snapshot {
 
     fn failed(&self, error: impl Into<redb::Error>) -> Error {
         redb_failed(&self.path, "read", error.into())
+    }
+}
+
+/// redb writes once more when it closes. If it cannot, the file stays as its last transaction left it.
+fn close(path: &Path, slot: &mut Option<Database>) {
+    let Some(database) = slot.take() else { return };
+    let closed = guarded(path, || {
+        drop(database);
+        Ok(())
+    });
+    if let Err(error) = closed {
+        tracing::warn!(%error, "a checkpoint was not closed in order");
     }
 }
 
