@@ -28,13 +28,15 @@ use crate::shared::{Core, Shared};
 /// The pause between checkpoints when little changes.
 pub const CHECKPOINT_INTERVAL_DEFAULT: Millis = Millis(500);
 /// The longest pause, when much changes.
-const INTERVAL_BUSY: Duration = Duration::from_secs(3);
+const INTERVAL_BUSY: Duration = Duration::from_secs(10);
 /// More changed records than this are "much".
 const BUSY_CHANGES: usize = 2_000;
 /// So much log since the last checkpoint ends any pause: it is what a restart reads and memory holds.
 const LOG_BYTES_MAX: u64 = 128 * 1024 * 1024;
-/// So many tasks with news since the last checkpoint end any pause: they are held in memory, whole.
-const NEWS_MAX: usize = 50_000;
+/// So many tasks with news since the last checkpoint end any pause: they are held in memory, whole. More than
+/// the retained ones of a shard of a busy queue and as many that these pushed out: what comes and goes faster
+/// than the pause costs the disk nothing.
+const NEWS_MAX: usize = 60_000;
 /// How often a pause looks whether this group keeps segments from being used again.
 const LAG_LOOK: Duration = Duration::from_millis(500);
 /// How often a long pause looks whether it should end.

@@ -61,7 +61,7 @@ impl Default for LogOptions {
             segment_bytes: 64 * 1024 * 1024,
             cache_bytes: 8 * 1024 * 1024,
             queue_bytes: 64 * 1024 * 1024,
-            spare_segments: 2,
+            spare_segments: 4,
             lag_bytes: 256 * 1024 * 1024,
             reserve: None,
             on_fatal: Arc::new(|error| {

@@ -124,6 +124,7 @@ fn scenario(rig: &mut Rig, wrong_s: i64, change: Change) {
     let received: Mutex<BTreeMap<String, Instant>> = Mutex::default();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = crate::Ends(&is_over, true);
         for n in 0..3 {
             let (received, is_over, tag, client) =
                 (&received, &is_over, &tag, Client::new(&addresses).beginning_with(n));
@@ -149,7 +150,6 @@ fn scenario(rig: &mut Rig, wrong_s: i64, change: Change) {
         while Instant::now() < end && received.lock().unwrap().len() < dues.len() {
             std::thread::sleep(Duration::from_millis(20));
         }
-        is_over.store(true, Ordering::SeqCst);
     });
     if wrong_s != 0 {
         await_wrong(rig, wrong_s, 0);

@@ -30,11 +30,21 @@ mod tls;
 mod wipe;
 mod workers;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+
+/// Sets a flag when it is dropped, so that threads of a scope end when their test fails too.
+struct Ends<'a>(&'a AtomicBool, bool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(self.1, Ordering::SeqCst);
+    }
+}
 
 /// Held by each test here: they measure times, and must not measure each other.
 fn alone() -> MutexGuard<'static, ()> {

@@ -48,6 +48,7 @@ fn workers_on_one_node_get_the_tasks_of_all_shards_oldest_first() {
     let backlog = Duration::from_secs(crate::rounds(4, 10) as u64);
     let together = Duration::from_secs(crate::rounds(6, 60) as u64);
     std::thread::scope(|scope| {
+        let _ends = [crate::Ends(&producing, false), crate::Ends(&working, false)];
         for (n, &address) in addresses.iter().enumerate() {
             let (enqueued, producing) = (&enqueued, &producing);
             scope.spawn(move || produce(address, n, enqueued, producing));
@@ -60,7 +61,6 @@ fn workers_on_one_node_get_the_tasks_of_all_shards_oldest_first() {
         std::thread::sleep(together);
         producing.store(false, Ordering::SeqCst);
         until("all are served", || taken.lock().unwrap().len() >= enqueued.lock().unwrap().len());
-        working.store(false, Ordering::SeqCst);
     });
     let (enqueued, taken) = (enqueued.into_inner().unwrap(), taken.into_inner().unwrap());
     assert_eq!(enqueued.len(), taken.len(), "each is given out once");

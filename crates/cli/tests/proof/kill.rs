@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -39,6 +39,26 @@ struct Claim {
     received: Instant,
 }
 
+/// What the clients share.
+struct Load<'a> {
+    producing: AtomicBool,
+    working: AtomicBool,
+    /// Until then a call that must have an answer is made again.
+    is_over: AtomicBool,
+    history: &'a Mutex<History>,
+}
+
+/// Ends the load when it is dropped, by a failure too.
+struct Over<'a, 'b>(&'a Load<'b>);
+
+impl Drop for Over<'_, '_> {
+    fn drop(&mut self) {
+        self.0.producing.store(false, Ordering::SeqCst);
+        self.0.working.store(false, Ordering::SeqCst);
+        self.0.is_over.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn what_was_answered_survives_fifty_kills_under_load() {
     let _alone = crate::alone();
@@ -46,33 +66,30 @@ fn what_was_answered_survives_fifty_kills_under_load() {
     let mut server = Server::start(dir.path());
     let address = server.address;
     let history = Mutex::new(History::default());
-    let producing = AtomicBool::new(true);
-    let producers_left = AtomicUsize::new(PRODUCERS);
-    let working = AtomicBool::new(true);
+    let (producing, working) = (AtomicBool::new(true), AtomicBool::new(true));
+    let load = Load { producing, working, is_over: AtomicBool::new(false), history: &history };
     std::thread::scope(|scope| {
-        for n in 0..PRODUCERS {
-            let (history, producing, left) = (&history, &producing, &producers_left);
-            scope.spawn(move || {
-                produce(address, n, producing, history);
-                left.fetch_sub(1, Ordering::SeqCst);
-            });
-        }
-        for n in 0..WORKERS {
-            let (history, working) = (&history, &working);
-            scope.spawn(move || work(address, n, working, history));
-        }
+        // Whatever fails in here, the others end too: a scope waits for them.
+        let _over = Over(&load);
+        let load = &load;
+        let producers: Vec<_> =
+            (0..PRODUCERS).map(|n| scope.spawn(move || produce(address, n, load))).collect();
+        let workers: Vec<_> = (0..WORKERS).map(|n| scope.spawn(move || work(address, n, load))).collect();
         for round in 0..ROUNDS {
             // A different moment of the load each time, without a random generator to seed.
             std::thread::sleep(Duration::from_millis(60 + (round as u64 * 37) % 240));
             server.kill();
             server = Server::start_at(dir.path(), address);
         }
-        producing.store(false, Ordering::SeqCst);
-        while producers_left.load(Ordering::SeqCst) > 0 {
-            std::thread::sleep(Duration::from_millis(10));
+        load.producing.store(false, Ordering::SeqCst);
+        for producer in producers {
+            producer.join().expect("its own words are above");
         }
         wait_until_empty(address);
-        working.store(false, Ordering::SeqCst);
+        load.working.store(false, Ordering::SeqCst);
+        for worker in workers {
+            worker.join().expect("its own words are above");
+        }
     });
     let history = history.into_inner().unwrap();
     println!(
@@ -91,10 +108,10 @@ fn what_was_answered_survives_fifty_kills_under_load() {
     assert_eq!(code, Some(0), "{report}");
 }
 
-fn produce(address: SocketAddr, producer: usize, producing: &AtomicBool, history: &Mutex<History>) {
+fn produce(address: SocketAddr, producer: usize, load: &Load<'_>) {
     let mut client = Client::new(address);
     let mut n = 0u64;
-    while producing.load(Ordering::SeqCst) {
+    while load.producing.load(Ordering::SeqCst) {
         n += 1;
         let mut task = json!({"kind": "load", "payload": {"producer": producer, "n": n}});
         // Every other task is keyed, so that an enqueue without an answer can be sent again.
@@ -108,26 +125,26 @@ fn produce(address: SocketAddr, producer: usize, producing: &AtomicBool, history
             match client.post("/v1/queues/load/tasks", &task) {
                 Ok(answer) if answer.status < 300 => {
                     let id = answer.body["id"].as_str().unwrap().to_owned();
-                    history.lock().unwrap().enqueued.insert(id, Enqueue { order });
+                    load.history.lock().unwrap().enqueued.insert(id, Enqueue { order });
                     break;
                 }
                 Ok(answer) => assert!(answer.status >= 500, "{answer:?}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
-            if !keyed {
+            if !keyed || load.is_over.load(Ordering::SeqCst) {
                 break;
             }
         }
     }
 }
 
-fn work(address: SocketAddr, worker: usize, working: &AtomicBool, history: &Mutex<History>) {
+fn work(address: SocketAddr, worker: usize, load: &Load<'_>) {
     let mut client = Client::new(address);
     let request = json!({
         "queues": ["load", "after"], "worker": format!("w{worker}"), "max": 1 + worker % 4,
         "hold_ms": HOLD.as_millis() as u64, "wait_ms": 500,
     });
-    while working.load(Ordering::SeqCst) {
+    while load.working.load(Ordering::SeqCst) {
         let sent = Instant::now();
         let Ok(answer) = client.post("/v1/claims", &request) else {
             std::thread::sleep(Duration::from_millis(5));
@@ -138,14 +155,15 @@ fn work(address: SocketAddr, worker: usize, working: &AtomicBool, history: &Mute
         for claim in answer.body["claims"].as_array().into_iter().flatten() {
             let id = claim["id"].as_str().unwrap().to_owned();
             let (fence, payload) = (claim["fence"].as_u64().unwrap(), claim["payload"].clone());
-            history.lock().unwrap().claims.push(Claim { id: id.clone(), fence, payload, sent, received });
-            ack(&mut client, &id, claim, history);
+            let held = Claim { id: id.clone(), fence, payload, sent, received };
+            load.history.lock().unwrap().claims.push(held);
+            ack(&mut client, &id, claim, load);
         }
     }
 }
 
 /// Acks until there is an answer: the same ack again gets the same one.
-fn ack(client: &mut Client, id: &str, claim: &Value, history: &Mutex<History>) {
+fn ack(client: &mut Client, id: &str, claim: &Value, load: &Load<'_>) {
     let mut body = json!({"token": claim["token"], "output": {"ok": true}});
     // Follow-ups with a key go to other shards, those without stay: both ways must deliver once.
     let follows = claim["queue"] == "load" && claim["payload"]["n"].as_u64().unwrap().is_multiple_of(3);
@@ -156,11 +174,11 @@ fn ack(client: &mut Client, id: &str, claim: &Value, history: &Mutex<History>) {
         }
         body["then"] = json!([task]);
     }
-    loop {
+    while !load.is_over.load(Ordering::SeqCst) {
         match client.post("/v1/claims/ack", &body) {
             Ok(answer) if answer.status == 200 => {
                 let fence = claim["fence"].as_u64().unwrap();
-                let before = history.lock().unwrap().acked.insert(id.to_owned(), (fence, follows));
+                let before = load.history.lock().unwrap().acked.insert(id.to_owned(), (fence, follows));
                 assert!(before.is_none(), "{id} was acked twice: {before:?}, then by fence {fence}");
                 return;
             }

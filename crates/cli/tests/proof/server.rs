@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tempfile::NamedTempFile;
+
 use crate::client::Client;
 
 /// How long a server may take to answer before a test gives up.
@@ -13,6 +15,8 @@ const START_MAX: Duration = Duration::from_secs(30);
 /// A server process.
 pub(crate) struct Server {
     child: Child,
+    /// What it said, for a test that fails.
+    said: NamedTempFile,
     pub(crate) address: SocketAddr,
 }
 
@@ -23,21 +27,27 @@ impl Server {
     }
 
     pub(crate) fn start_at(data: &Path, address: SocketAddr) -> Server {
+        let said = NamedTempFile::new().unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_windlass"))
             .args(["serve", "--shards", "4", "--listen", &address.to_string(), "--data"])
             .arg(data)
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(said.reopen().unwrap())
             .spawn()
             .unwrap();
-        let mut server = Server { child, address };
+        let mut server = Server { child, said, address };
         let start = Instant::now();
         while !server.is_ready() {
-            assert!(server.child.try_wait().unwrap().is_none(), "the server ended at its start");
-            assert!(start.elapsed() < START_MAX, "the server did not become ready");
+            let ended = server.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the server ended at its start, {ended:?}: {}", server.said());
+            assert!(start.elapsed() < START_MAX, "the server did not become ready: {}", server.said());
             std::thread::sleep(Duration::from_millis(5));
         }
         server
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.said.path()).unwrap()
     }
 
     fn is_ready(&self) -> bool {
