@@ -27,7 +27,7 @@ use crate::problem::Refusal;
 /// Answers up to this size are not counted: of those a connection has at most one for each of its streams.
 const SMALL: usize = 4 * 1024;
 /// What is handed on at a time.
-const PIECE: usize = 16 * 1024;
+const PIECE: usize = 4 * 1024;
 /// What one connection may leave unread without room from the bound of all.
 const FREE: usize = 256 * 1024;
 /// One connection has at most this part of the bound of all, unless for a single answer.
