@@ -207,13 +207,13 @@ fn call(harness: &Harness, name: &str, message: &impl prost::Message) -> http::R
 
 #[tokio::test]
 async fn a_connection_that_reads_none_of_its_answers_is_closed() {
-    const PIECE: usize = 16 * 1024;
+    const PIECE: usize = 4 * 1024;
     let harness = start_with(|_| {}, |server| server.write_timeout = Duration::from_millis(500)).await;
-    let payload = "x".repeat(8 * 1024);
+    let payload = "x".repeat(PIECE);
     let id = harness.enqueue("mail", &format!(r#"{{"kind":"k","payload":"{payload}"}}"#)).await;
-    let one_piece = format!("/v1/tasks/{id}");
-    let size = harness.get(&one_piece).await.bytes.len();
-    assert!(size > 8 * 1024 && size < PIECE, "{size} bytes are not one piece");
+    let two_pieces = format!("/v1/tasks/{id}");
+    let size = harness.get(&two_pieces).await.bytes.len();
+    assert!(size > PIECE && size < 2 * PIECE, "{size} bytes are not two pieces");
     let size = harness.get("/openapi.json").await.bytes.len();
     let but_the_last = (size - 1) / PIECE * PIECE;
     assert!(but_the_last > 0, "{size} bytes are no large answer");
@@ -221,7 +221,7 @@ async fn a_connection_that_reads_none_of_its_answers_is_closed() {
         ("nothing of a large one", "/openapi.json", 0),
         ("one byte", "/openapi.json", 1),
         ("all but the last piece", "/openapi.json", but_the_last as u32),
-        ("nothing of one piece", &one_piece, 0),
+        ("nothing of two pieces", &two_pieces, 0),
     ] {
         let (mut sender, connection) = http_2(&harness, window).await;
         let answer = sender.send_request(ask(&harness, path)).await.unwrap();
