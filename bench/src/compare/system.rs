@@ -60,7 +60,7 @@ impl System {
             System::Windlass1 | System::WindlassHttp1 => "fsync on 1; acks too",
             System::Rabbitmq => "fsync on a quorum (2 of 3), by publisher confirm; acks are not answered",
             System::Nats => {
-                "in memory of a quorum (2 of 3), no fsync before the reply; acks are not answered"
+                "in memory of a quorum (2 of 3), no fsync before the reply; acks too"
             }
             System::Redis => "fsync on 1 (appendfsync always); acks too",
             System::Beanstalkd => "fsync on 1 (-f0); deletes too",

@@ -1,11 +1,12 @@
-//! NATS JetStream: publishes with their acks, a pull consumer, an ack for each message. The server does not answer acks.
+//! NATS JetStream: publishes with their acks, pulls, and acks that the server answers (double acks): without an answer
+//! nobody knows whether a message comes again.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::{self, AckKind, Context, Message, consumer, stream};
+use async_nats::jetstream::{self, Context, Message, consumer, stream};
 use futures::StreamExt as _;
 use futures::future::try_join_all;
 
@@ -36,8 +37,10 @@ pub(crate) async fn run(addresses: &[SocketAddr], plan: Plan) -> Result<Summary>
         // One of an earlier case had other limits.
         let _ = stream.delete_consumer(NAME).await;
         let consumer = stream.create_consumer(config).await?;
-        let messages = consumer.stream().max_messages_per_batch(in_flight as usize).messages().await?;
-        workers.push(Puller { messages });
+        for _ in 0..plan.outstanding {
+            let messages = consumer.stream().max_messages_per_batch(plan.batch as usize).messages().await?;
+            workers.push(Puller { messages });
+        }
     }
     drive(plan, producers, workers).await
 }
@@ -100,9 +103,8 @@ impl Worker for Puller {
     }
 
     async fn ack(&mut self, jobs: Vec<Message>) -> Result<()> {
-        for message in jobs {
-            message.ack_with(AckKind::Ack).await.map_err(|error| anyhow!("{error}"))?;
-        }
+        let acks = jobs.iter().map(Message::double_ack);
+        try_join_all(acks).await.map_err(|error| anyhow!("{error}"))?;
         Ok(())
     }
 }
