@@ -59,9 +59,7 @@ impl System {
             System::Windlass3 | System::WindlassHttp3 => "fsync on a quorum (2 of 3); acks too",
             System::Windlass1 | System::WindlassHttp1 => "fsync on 1; acks too",
             System::Rabbitmq => "fsync on a quorum (2 of 3), by publisher confirm; acks are not answered",
-            System::Nats => {
-                "in memory of a quorum (2 of 3), no fsync before the reply; acks too"
-            }
+            System::Nats => "in memory of a quorum (2 of 3), no fsync before the reply; acks too",
             System::Redis => "fsync on 1 (appendfsync always); acks too",
             System::Beanstalkd => "fsync on 1 (-f0); deletes too",
             System::Postgres => "fsync on 1 (synchronous_commit on); acks too",
