@@ -79,8 +79,8 @@ fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &[Notice]) {
                     ready.push(queue);
                 }
             }
-            Effect::Outbox { .. } if notice.is_leader => ring(inner, shard),
-            Effect::Outbox { .. } => {}
+            // Whoever proposed it: a new leader applies what the old one left.
+            Effect::Outbox { .. } => ring(inner, shard),
             Effect::Happened { task, queue, event } => {
                 if let Event::Freed { worker, reason: FreedReason::Deadline, .. } = event {
                     match deadlines.iter_mut().find(|(of, _)| *of == worker) {
