@@ -38,8 +38,8 @@ use clock::WALL_START_MS;
 use door::Desk;
 use faults::{Injector, Orders};
 use machine::{Doing, Machine, host};
-use plan::Plan;
 pub use plan::Wishes;
+use plan::{Kind, Plan};
 use record::Recorder;
 
 /// How long a mended cluster may take to end all its tasks.
@@ -85,15 +85,18 @@ struct Ran {
     simulated: Duration,
 }
 
+/// A panic, and whether storage made damage of a file of it.
+struct Panic {
+    is_guarded: bool,
+    said: String,
+}
+
 /// Makes the run of a seed. Once in a process: all chance in it comes from the seed from now on.
 pub fn run(wishes: &Wishes) -> Outcome {
-    let panics: Arc<Mutex<Vec<String>>> = Arc::default();
+    let panics: Arc<Mutex<Vec<Panic>>> = Arc::default();
     let heard = panics.clone();
     std::panic::set_hook(Box::new(move |panic| {
-        // The one about pages that were damaged on purpose is caught, and judged by what the node does then.
-        if !node::is_guarded() {
-            heard.lock().push(panic.to_string());
-        }
+        heard.lock().push(Panic { is_guarded: node::is_guarded(), said: panic.to_string() });
     }));
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(wishes.seed));
     let recorder = Recorder::default();
@@ -107,8 +110,15 @@ pub fn run(wishes: &Wishes) -> Outcome {
     let (lines, trouble) = recorder.finish();
     ran.lines.extend(lines);
     ran.trouble.extend(trouble);
+    // Pages that were damaged on purpose are told as damage, and judged by what the node does then.
+    let damages = [Kind::BitFlip, Kind::Truncation].map(Kind::as_str);
+    let is_damage =
+        |line: &Line| matches!(line, Line::Fault(fault) if damages.contains(&fault.kind.as_str()));
+    let is_damaged = ran.lines.iter().any(is_damage);
     // The first is the cause; the runtime's own follows.
-    ran.trouble.extend(panics.lock().first().map(|panic| format!("a panic: {panic}")));
+    let panics = panics.lock();
+    let cause = panics.iter().find(|panic| !(panic.is_guarded && is_damaged));
+    ran.trouble.extend(cause.map(|panic| format!("a panic: {}", panic.said)));
     let mut checker = Checker::new();
     for (number, line) in (1u32..).zip(&ran.lines) {
         if let Err(error) = checker.take(number, line.clone()) {
