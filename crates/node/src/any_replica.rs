@@ -23,8 +23,6 @@ pub(crate) trait AnyReplica: Send + Sync {
     fn members(&self) -> Members;
     fn progress(&self) -> BTreeMap<MemberId, u64>;
     fn status(&self) -> Status;
-    fn is_initialized(&self) -> BoxFuture<'static, Result<bool>>;
-    fn initialize(&self, members: Vec<(MemberId, String)>) -> BoxFuture<'static, Result<()>>;
     fn elect(&self) -> BoxFuture<'static, Result<()>>;
     fn ready(&self) -> BoxFuture<'static, Result<()>>;
     fn transfer_to(&self, member: MemberId) -> BoxFuture<'static, Result<()>>;
@@ -77,16 +75,6 @@ impl<M: Codec> AnyReplica for Replica<M> {
 
     fn status(&self) -> Status {
         Replica::status(self)
-    }
-
-    fn is_initialized(&self) -> BoxFuture<'static, Result<bool>> {
-        let replica = self.clone();
-        async move { replica.is_initialized().await }.boxed()
-    }
-
-    fn initialize(&self, members: Vec<(MemberId, String)>) -> BoxFuture<'static, Result<()>> {
-        let replica = self.clone();
-        async move { replica.initialize(&members).await }.boxed()
     }
 
     fn elect(&self) -> BoxFuture<'static, Result<()>> {

@@ -106,17 +106,10 @@ impl Node {
                 return Err(error);
             }
         };
-        let replicas = opened.replicas();
-        let founders = opened.place.founders.clone();
         let (inner, returned) = inner(config, life, held, opened, outside, lock);
         inner.outside.front.started(&inner);
         inner.deliver_settings().await;
         inner.run(returned, opening.disk, executor);
-        if inner.member.incarnation() == 0 {
-            for replica in replicas {
-                inner.tasks.spawn(open::make_group(inner.clone(), replica, founders.clone()));
-            }
-        }
         let ends_tasks = inner.stopping.clone().drop_guard();
         Ok(Node { inner, _life: Arc::new([ends_tasks, ends_links]) })
     }

@@ -60,12 +60,13 @@ async fn start(disk: Arc<dyn Disk>) -> (Log, Vec<Replica<Shard>>) {
         let shard = ShardId::new(number).expect("it is a valid number");
         let make = Box::new(move || Shard::new(shard, GROUPS));
         let member = MemberId::new(NodeId(1), 0);
-        let config = ReplicaConfig::new(group, member);
+        let founders = vec![(member, String::new())];
+        let config = ReplicaConfig { founders, ..ReplicaConfig::new(group, member) };
         let (clock, peers) = (Arc::new(SystemClock::new()), Arc::new(NoPeers));
         let (log, disk, executor) = (log.group(group), disk.clone(), executor.clone());
         let replica = Replica::start(config, make, log, store, disk, clock, executor, peers).await;
         let replica = replica.expect("a fresh replica starts");
-        replica.initialize(&[(member, String::new())]).await.expect("it is fresh");
+        replica.elect().await.expect("it has just started");
         replica.ready().await.expect("a group of one leads itself");
         replicas.push(replica);
     }

@@ -65,6 +65,9 @@ impl<M: Codec> Replica<M> {
 
     /// After a start: this node can talk to the nodes that `is_up` names. When they and this one are enough,
     /// one of them is elected at once, unless somebody leads. Whether there is nothing left to wait for.
+    ///
+    /// A new group waits for all, so that it is first led by who should; where one does not come, the engine's own
+    /// patience ends that.
     pub fn meet(&self, is_up: &dyn Fn(NodeId) -> bool) -> bool {
         let replica = self.clone();
         let has_leader = move || replica.leads() || replica.inner.shared.heard().is_some();
@@ -76,7 +79,8 @@ impl<M: Codec> Replica<M> {
         let here: Vec<MemberId> =
             voters.into_iter().filter(|member| *member == self.member() || is_up(member.node())).collect();
         let Some(turn) = turn(&here, self.group(), self.member()) else { return false };
-        if 2 * here.len() <= count {
+        let is_new = self.inner.shared.lock().applied.is_none();
+        if 2 * here.len() <= count || is_new && here.len() < count {
             return false;
         }
         tracing::debug!(group = %self.group(), turn, "enough members have met");

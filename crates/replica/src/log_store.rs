@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use wire::entry::{self, Entry as WireEntry, Malformed};
 
 use crate::type_config::{
-    EntryBytes, LogId, Payload, RaftEntry, Types, Vote, log_id, membership_from_message,
+    EntryBytes, LogId, Membership, Payload, RaftEntry, Types, Vote, log_id, membership_from_message,
     membership_to_message, vote_from_message, vote_to_message,
 };
 use crate::witness::Teller;
@@ -63,7 +63,7 @@ impl RaftLogStorage<Types> for LogStore {
         if mutant::planted(Mutant::VoteNotSynced) {
             self.log.save_vote(bytes, Box::new(|_| ()));
         } else {
-            self.synced(|log, done| log.save_vote(bytes, done)).await?;
+            synced(&self.log, |log, done| log.save_vote(bytes, done)).await?;
         }
         self.teller.voted(message.term, message.member, message.committed);
         Ok(())
@@ -85,7 +85,7 @@ impl RaftLogStorage<Types> for LogStore {
     }
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
-        self.synced(|log, done| log.truncate_after(last.map(|id| id.index), done)).await
+        synced(&self.log, |log, done| log.truncate_after(last.map(|id| id.index), done)).await
     }
 
     async fn purge(&mut self, upto: LogId) -> io::Result<()> {
@@ -95,13 +95,17 @@ impl RaftLogStorage<Types> for LogStore {
     }
 }
 
-impl LogStore {
-    /// Waits until a write is on the disk.
-    async fn synced(&self, write: impl FnOnce(&GroupLog, Done)) -> io::Result<()> {
-        let (done, synced) = oneshot::channel();
-        write(&self.log, Box::new(move |result| drop(done.send(result))));
-        synced.await.unwrap_or_else(|_| Err(io::Error::other("the log was closed")))
-    }
+/// Waits until a write is on the disk.
+async fn synced(log: &GroupLog, write: impl FnOnce(&GroupLog, Done)) -> io::Result<()> {
+    let (done, synced) = oneshot::channel();
+    write(log, Box::new(move |result| drop(done.send(result))));
+    synced.await.unwrap_or_else(|_| Err(io::Error::other("the log was closed")))
+}
+
+/// Writes the first entry of an empty log, as the engine would: in term 0, which nobody leads.
+pub(crate) async fn begin(log: &GroupLog, members: Membership) -> io::Result<()> {
+    let first = RaftEntry { log_id: log_id(0, 0), payload: EntryPayload::Membership(members) };
+    synced(log, |log, done| log.append(vec![stored(&first)], done)).await
 }
 
 impl RaftLogReader<Types> for LogStore {

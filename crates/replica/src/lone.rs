@@ -21,10 +21,12 @@ pub(crate) async fn start(peers: Arc<dyn Peers>) -> (Log, Replica<Catalog>, mpsc
     let (group, member) = (GroupId::CATALOG, MemberId::new(NodeId(1), 0));
     let store = CheckpointStore::open(disk.clone(), &checkpoint_path(group), 1 << 20).unwrap();
     let (make, clock) = (Box::new(Catalog::default), Arc::new(SystemClock::new()));
-    let (config, log_of_group) = (ReplicaConfig::new(group, member), log.group(group));
+    let founders = vec![(member, String::new())];
+    let config = ReplicaConfig { founders, ..ReplicaConfig::new(group, member) };
+    let log_of_group = log.group(group);
     let started = Replica::start(config, make, log_of_group, store, disk, clock, executor, peers).await;
     let replica = started.unwrap();
-    replica.initialize(&[(member, String::new())]).await.unwrap();
+    replica.elect().await.unwrap();
     replica.ready().await.unwrap();
     (log, replica, ended)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use model::MemberId;
 use openraft::async_runtime::WatchReceiver;
-use openraft::errors::{ChangeMembershipError, ClientWriteError, InitializeError, RaftError};
+use openraft::errors::{ChangeMembershipError, ClientWriteError, RaftError};
 use openraft::impls::BasicNode;
 use openraft::{ChangeMembers, Instant, LogIdOptionExt, ServerState};
 use tokio::time::timeout;
@@ -51,25 +51,6 @@ pub(crate) fn leader<M: Codec>(raft: &Raft<M>) -> Option<(MemberId, u64)> {
 }
 
 impl<M: Codec> Replica<M> {
-    /// Whether this replica is part of a group: it has entries, or has voted.
-    pub async fn is_initialized(&self) -> Result<bool> {
-        self.inner.raft.is_initialized().await.map_err(|_| Error::Stopped)
-    }
-
-    /// Makes a group of these voters, this replica among them. All of them may do it with the same members;
-    /// a replica that is part of a group already stays as it is.
-    pub async fn initialize(&self, members: &[(MemberId, String)]) -> Result<()> {
-        let members: BTreeMap<u64, BasicNode> =
-            members.iter().map(|(member, address)| (member.bits(), BasicNode::new(address))).collect();
-        match self.inner.raft.initialize(members).await {
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
-            Err(RaftError::APIError(error)) => {
-                Err(Error::Storage { group: self.group(), what: error.to_string() })
-            }
-            Err(RaftError::Fatal(_)) => Err(Error::Stopped),
-        }
-    }
-
     /// Asks for votes at once. For a group of one, which has nobody to wait for.
     pub async fn elect(&self) -> Result<()> {
         self.inner.raft.trigger().elect(false).await.map_err(|_| Error::Stopped)

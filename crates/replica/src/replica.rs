@@ -45,6 +45,9 @@ pub struct ReplicaConfig {
     pub group: GroupId,
     /// Which member it is: its node, and which life of it.
     pub member: MemberId,
+    /// Who votes in the group at its beginning, and where they listen, on each of these members, so that
+    /// none depends on another to hear of it; nobody on a member that was let in later.
+    pub founders: Vec<(MemberId, String)>,
     /// The pause between checkpoints when little changes.
     pub checkpoint_interval: Millis,
     /// Envelopes of waiting tasks that stay in memory.
@@ -65,6 +68,7 @@ impl ReplicaConfig {
         ReplicaConfig {
             group,
             member,
+            founders: Vec::new(),
             checkpoint_interval: checkpoint::CHECKPOINT_INTERVAL_DEFAULT,
             envelope_cache_bytes: 16 * 1024 * 1024,
             propose_timeout: Millis::secs(10),
@@ -116,8 +120,8 @@ impl<M: Codec> Clone for Replica<M> {
 
 impl<M: Codec> Replica<M> {
     /// Loads the checkpoint into a new machine and starts. Returns before the log after the checkpoint is
-    /// replayed: [`Replica::ready`] waits for that. Neither makes a group nor asks for votes by itself, other
-    /// than a member that misses its leader does.
+    /// replayed: [`Replica::ready`] waits for that. Does not ask for votes by itself, other than a member that
+    /// misses its leader does.
     #[expect(clippy::too_many_arguments, reason = "each is a part of the world that a simulation replaces")]
     pub async fn start(
         config: ReplicaConfig,
@@ -133,6 +137,7 @@ impl<M: Codec> Replica<M> {
         let failed = |error: storage::Error| Error::Storage { group: config.group, what: error.to_string() };
         transfer::finish_install(&*disk, &log, core.applied).await.map_err(failed)?;
         start::compare(&core, &log)?;
+        start::found(&config, &core, &log).await?;
         transfer::clear(&*disk, config.group).map_err(failed)?;
         let stamper = Stamper::new(clock, core.machine.stamps());
         let parts = Parts {

@@ -1,11 +1,13 @@
 //! Brings a replica up: the checkpoint into a fresh machine, then the engine, which replays the log after it.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use model::GroupId;
+use openraft::impls::BasicNode;
 use openraft::{Config, SnapshotPolicy};
 use state_machine::Table;
 use storage::{CheckpointStore, Disk, Executor, GroupLog};
@@ -17,7 +19,7 @@ use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::hash_points::HashPoints;
 use crate::keep::Keep;
-use crate::log_store::LogStore;
+use crate::log_store::{self, LogStore};
 use crate::machine_store::MachineStore;
 use crate::network::Ways;
 use crate::propose::Raft;
@@ -162,6 +164,25 @@ pub(crate) fn compare<M>(core: &Core<M>, log: &GroupLog) -> Result<()> {
         Some(what) => Err(Error::Storage { group: log.group(), what }),
         None => Ok(()),
     }
+}
+
+/// Writes the group's first entry, which says who votes at its beginning, where a founder has nothing yet.
+///
+/// All founders write the same, each for itself. Did only one of them, and the others got it from that one when it
+/// leads, then a disk lost between their votes for it and the first entry they got would leave a group that knows of
+/// no members, and that nobody may make again.
+pub(crate) async fn found<M>(config: &ReplicaConfig, core: &Core<M>, log: &GroupLog) -> Result<()> {
+    let state = log.state();
+    if config.founders.is_empty() || core.applied.is_some() || state.last.is_some() || state.purged.is_some()
+    {
+        return Ok(());
+    }
+    let failed = |what: String| Error::Storage { group: config.group, what };
+    let voters = config.founders.iter().map(|(member, _)| member.bits()).collect();
+    let nodes: BTreeMap<u64, BasicNode> =
+        config.founders.iter().map(|(member, address)| (member.bits(), BasicNode::new(address))).collect();
+    let members = Membership::new(vec![voters], nodes).map_err(|error| failed(error.to_string()))?;
+    log_store::begin(log, members).await.map_err(|error| failed(error.to_string()))
 }
 
 fn damaged(what: &dyn std::fmt::Display) -> String {

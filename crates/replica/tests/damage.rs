@@ -223,6 +223,51 @@ async fn a_damaged_record_is_never_handed_on() {
     cluster.stop().await;
 }
 
+/// Flips a bit of this task's key in the pages that have its record.
+fn flip_key(disk: &MemDisk, task: u64, text: &str) {
+    const PAGE: usize = 4096;
+    let path = checkpoint_path(GROUP);
+    let bytes = disk.read(&path).unwrap();
+    let key = task_id(task).bits().to_be_bytes();
+    let is_in = |page: &[u8], text: &[u8]| page.windows(text.len()).position(|window| window == text);
+    let mut flipped = 0;
+    for (number, page) in
+        bytes.chunks(PAGE).enumerate().filter(|(_, page)| is_in(page, text.as_bytes()).is_some())
+    {
+        let at = is_in(page, &key).expect("the record's key is in its page");
+        disk.flip(&path, (number * PAGE + at + key.len() - 1) as u64, 6);
+        flipped += 1;
+    }
+    assert!(flipped > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_under_a_damaged_key_is_missed_before_a_checkpoint_is_sent() {
+    let mut cluster = Cluster::new(3, forgetful).await;
+    cluster.kill(3, 3);
+    cluster.propose(&tasks(0..20)).await;
+    cluster.same_everywhere().await;
+    forget(&cluster, &[1, 2]).await;
+    stop(&mut cluster, 1).await;
+    for task in [7, 19] {
+        flip_key(&cluster.disks[&1], task, &format!("envelope {task}"));
+        assert_eq!(row(&cluster.disks[&1], TABLE_KEPT, task), None, "the flip must be seen");
+    }
+    cluster.start(1).await;
+    lead(&cluster, 1).await;
+    forget(&cluster, &[1, 2]).await;
+    cluster.start(3).await;
+    cluster.same_everywhere().await;
+    assert!(cluster.net.snapshots.load(Ordering::Relaxed) > 0, "it must have come by a checkpoint");
+    stop(&mut cluster, 3).await;
+    stop(&mut cluster, 1).await;
+    for (node, task) in [(1, 7), (1, 19), (3, 7), (3, 19)] {
+        assert!(is_whole(&cluster.disks[&node], TABLE_KEPT, task), "task {task} on node {node}");
+    }
+    assert!((0..20).all(|task| is_whole(&cluster.disks[&3], TABLE_KEPT, task)));
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lone_node_with_a_damaged_record_gets_a_second_member() {
     let mut cluster = Cluster::new(1, forgetful).await;

@@ -26,17 +26,18 @@ async fn start<M: Codec>(disk: &MemDisk, group: u16, make: fn() -> M) -> (Log, R
     let store = CheckpointStore::open(disk.clone(), &checkpoint_path(group), 1 << 20).unwrap();
     // Only the test checkpoints.
     let member = MemberId::new(NodeId(1), 0);
-    let config = ReplicaConfig { checkpoint_interval: Millis::hours(1), ..ReplicaConfig::new(group, member) };
+    let founders = vec![(member, String::new())];
+    let config = ReplicaConfig {
+        founders,
+        checkpoint_interval: Millis::hours(1),
+        ..ReplicaConfig::new(group, member)
+    };
     let (clock, peers) = (Arc::new(SystemClock::new()), Arc::new(NoPeers));
     let log_of_group = log.group(group);
     let replica = Replica::start(config, Box::new(make), log_of_group, store, disk, clock, executor, peers)
         .await
         .unwrap();
-    if replica.is_initialized().await.unwrap() {
-        replica.elect().await.unwrap();
-    } else {
-        replica.initialize(&[(member, String::new())]).await.unwrap();
-    }
+    replica.elect().await.unwrap();
     replica.ready().await.unwrap();
     (log, replica)
 }

@@ -36,6 +36,9 @@ const META: TableDefinition<'static, &str, u64> = TableDefinition::new("meta");
 const FORMAT: &str = "format";
 const GENERATION: &str = "generation";
 
+/// Rows that are looked through at once to be removed.
+const REMOVED_AT_ONCE: usize = 1024;
+
 type Rows<'a> = TableDefinition<'a, &'static [u8], &'static [u8]>;
 
 /// A key and its value.
@@ -329,6 +332,15 @@ impl Snapshot {
         self.walk(table, &[], usize::MAX, on_row)
     }
 
+    /// The keys of a table, in order.
+    pub fn keys(&self, table: u8) -> Result<Keys<'_>> {
+        let rows = guarded(&self.path, || {
+            let Some(table) = self.table(table)? else { return Ok(None) };
+            table.range::<&[u8]>(..).map(Some).map_err(|error| self.failed(error))
+        });
+        Ok(Keys { snapshot: self, rows: rows? })
+    }
+
     /// How many rows a table has.
     pub fn count(&self, table: u8) -> Result<u64> {
         guarded(&self.path, || {
@@ -381,6 +393,29 @@ impl Snapshot {
 
     fn failed(&self, error: impl Into<redb::Error>) -> Error {
         redb_failed(&self.path, "read", error.into())
+    }
+}
+
+/// The keys of a table of one state. Ends after an error.
+pub struct Keys<'a> {
+    snapshot: &'a Snapshot,
+    rows: Option<redb::Range<'static, &'static [u8], &'static [u8]>>,
+}
+
+impl Iterator for Keys<'_> {
+    type Item = Result<Bytes>;
+
+    fn next(&mut self) -> Option<Result<Bytes>> {
+        let (snapshot, rows) = (self.snapshot, self.rows.as_mut()?);
+        let key = guarded(&snapshot.path, || match rows.next() {
+            Some(Ok((key, _))) => Ok(Some(Bytes::copy_from_slice(key.value()))),
+            Some(Err(error)) => Err(snapshot.failed(error)),
+            None => Ok(None),
+        });
+        if !matches!(key, Ok(Some(_))) {
+            self.rows = None;
+        }
+        key.transpose()
     }
 }
 
@@ -475,11 +510,15 @@ fn apply_table(table: &mut Table<'_, &[u8], &[u8]>, changes: &[KeyChange<'_>]) -
         None => 0,
     };
     let (within, beyond) = changes.split_at(beyond);
-    for (key, value) in within {
-        match value {
-            Some(value) => table.insert(*key, *value)?,
-            None => table.remove(*key)?,
-        };
+    for run in within.chunk_by(|(_, one), (_, next)| one.is_some() == next.is_some()) {
+        match run {
+            [(_, None), ..] => run.chunks(REMOVED_AT_ONCE).try_for_each(|some| remove(table, some))?,
+            _ => {
+                for (key, value) in run {
+                    table.insert(*key, value.unwrap_or_default())?;
+                }
+            }
+        }
     }
     // Keys behind the last one are appended leaf by leaf, without a descent for each.
     let mut cursor = table.upper_bound_mut(Bound::<&[u8]>::Unbounded)?;
@@ -489,5 +528,26 @@ fn apply_table(table: &mut Table<'_, &[u8], &[u8]>, changes: &[KeyChange<'_>]) -
         }
     }
     cursor.close()?;
+    Ok(())
+}
+
+/// Removes keys. Tasks go in about the order in which they came, so their rows lie side by side: then leaf by leaf,
+/// without a descent for each. Never through more rows than a few for each key.
+fn remove(table: &mut Table<'_, &[u8], &[u8]>, keys: &[KeyChange<'_>]) -> Result<(), redb::Error> {
+    let [(first, _), .., (last, _)] = keys else {
+        return keys.iter().try_for_each(|(key, _)| Ok(table.remove(*key).map(drop)?));
+    };
+    let rows_max = keys.len() * 2;
+    let rows = table.range::<&[u8]>(*first..=*last)?.take(rows_max + 1).count();
+    if rows > rows_max {
+        let (some, rest) = keys.split_at(keys.len() / 2);
+        remove(table, some)?;
+        return remove(table, rest);
+    }
+    let mut keys = keys.iter().map(|(key, _)| *key).peekable();
+    table.retain_in::<&[u8], _>(*first..=*last, |key, _| {
+        while keys.next_if(|removed| *removed < key).is_some() {}
+        keys.next_if(|removed| *removed == key).is_none()
+    })?;
     Ok(())
 }

@@ -292,3 +292,30 @@ proptest! {
         prop_assert!(report.is_clean(), "{:?}", report);
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Runs of neighbours, single keys far apart, and keys that are not there.
+    #[test]
+    fn what_is_removed_and_nothing_else_is_gone(
+        rows in prop::collection::btree_set(0u32..20_000, 1..3_000),
+        runs in prop::collection::vec((0u32..20_000, 1u32..4_000), 0..4),
+        singles in prop::collection::vec(0u32..20_000, 0..50),
+    ) {
+        let store = open(&MemDisk::default());
+        let mut batch = Batch::new();
+        rows.iter().for_each(|row| batch.put(1, &row.to_be_bytes(), &[7; 100]));
+        store.write(&batch).unwrap();
+        let mut left = rows;
+        batch.clear();
+        for row in runs.iter().flat_map(|(from, count)| *from..from + count).chain(singles) {
+            batch.delete(1, &row.to_be_bytes());
+            left.remove(&row);
+        }
+        store.write(&batch).unwrap();
+        let found = store.scan(1, &[], usize::MAX).unwrap();
+        let found: Vec<u32> = found.iter().map(|(key, _)| u32::from_be_bytes(key[..].try_into().unwrap())).collect();
+        prop_assert_eq!(found, left.into_iter().collect::<Vec<_>>());
+    }
+}

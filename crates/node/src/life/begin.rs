@@ -15,9 +15,9 @@
 //! 2. Some or all others are prepared, the founder is not a member: it starts empty, sees nobody that is a
 //!    member, and prepares all for a new cluster in place of the old.
 //! 3. The founder is a member, the others are prepared: they hear of it and follow; the founder, started again,
-//!    goes on alone until they do. Which of them initialises a group first does not matter.
+//!    goes on alone until they do. Each writes the first entry of its groups itself, all of them the same.
 //! 4. The founder is wiped at point 3: it finds a member, or, if it was the only one, no group was ever
-//!    initialised with anybody else's help, and point 2 holds. `Life::answer_found` says why it cannot be both.
+//!    begun with anybody else's help, and point 2 holds. `Life::answer_found` says why it cannot be both.
 //! 5. A node that joins crashes after its record is in the catalog and before its identity is on its disk: it
 //!    joins again, under the next incarnation.
 

@@ -1,9 +1,9 @@
-//! Opens the log and the groups of a node that knows its place, and makes groups that never were.
+//! Opens the log and the groups of a node that knows its place. A group that never was begins with them: each of its
+//! founders knows the others, and they elect their first leader when they meet.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::future::try_join_all;
 use model::catalog::{ClusterFacts, NodeAddresses};
@@ -15,7 +15,6 @@ use storage::{
     checkpoint_path,
 };
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use wire::life::Standing;
 
 use super::begin::Place;
@@ -26,16 +25,9 @@ use crate::any_replica::{AnyReplica, any};
 use crate::config::{NodeConfig, Tuning};
 use crate::error::Error;
 use crate::groups::told;
-use crate::inner::Inner;
 
 /// Pages of its checkpoint that a group keeps in memory.
 const CHECKPOINT_CACHE_BYTES: usize = 2 * 1024 * 1024;
-/// How long the founders leave it to one of them to make a group.
-const FIRST_FOUNDER_WAIT: Duration = Duration::from_millis(1_500);
-/// How long the first leaves the others to come.
-const OTHERS_WAIT: Duration = Duration::from_millis(1_000);
-/// How often they look whether it has.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A node's log and groups, open.
 pub(crate) struct Opened {
@@ -89,11 +81,11 @@ pub(crate) async fn open(
 ) -> Result<Opened, Error> {
     check_shards(config, &place.facts)?;
     let (log, reserve) = open_log(config, &opening.executor)?;
-    let (member, facts) = (place.member, &place.facts);
+    let who = Who { member: place.member, founders: place.founders.clone() };
     let opened = async {
         life.log_was_made().await?;
-        let catalog = opening.group(&log, member, GroupId::CATALOG, config, 0, Box::new(Catalog::new));
-        futures::try_join!(catalog, opening.shards(&log, member, config, facts.shards))
+        let catalog = opening.group(&log, &who, GroupId::CATALOG, config, 0, Box::new(Catalog::new));
+        futures::try_join!(catalog, opening.shards(&log, &who, config, place.facts.shards))
     };
     match opened.await {
         Ok((catalog, shards)) => Ok(Opened { place, log, reserve, catalog, shards }),
@@ -110,11 +102,11 @@ pub(crate) async fn adopt(opening: &Opening, config: &NodeConfig, life: &Life) -
     let (log, reserve) = open_log(config, &opening.executor)?;
     let opened = async {
         life.log_was_made().await?;
-        let member = MemberId::new(config.node, 0);
-        let catalog =
-            opening.group(&log, member, GroupId::CATALOG, config, 0, Box::new(Catalog::new)).await?;
-        let place = adopted_place(&catalog, config, life).await?;
-        let shards = opening.shards(&log, member, config, place.facts.shards).await?;
+        let founders = vec![(life.node, life.addresses.clone())];
+        let who = Who { member: MemberId::new(config.node, 0), founders };
+        let catalog = opening.group(&log, &who, GroupId::CATALOG, config, 0, Box::new(Catalog::new)).await?;
+        let place = adopted_place(&catalog, &who, config, life).await?;
+        let shards = opening.shards(&log, &who, config, place.facts.shards).await?;
         Ok((place, catalog, shards))
     };
     match opened.await {
@@ -126,10 +118,14 @@ pub(crate) async fn adopt(opening: &Opening, config: &NodeConfig, life: &Life) -
     }
 }
 
-async fn adopted_place(catalog: &Replica<Catalog>, config: &NodeConfig, life: &Life) -> Result<Place, Error> {
-    let founders = vec![(life.node, life.addresses.clone())];
-    let member = catalog.member();
-    let begun = begin_alone(&*any(catalog), &founders).await?;
+async fn adopted_place(
+    catalog: &Replica<Catalog>,
+    who: &Who,
+    config: &NodeConfig,
+    life: &Life,
+) -> Result<Place, Error> {
+    let Who { member, founders } = who.clone();
+    let begun = begin_alone(&*any(catalog)).await?;
     if begun == Begun::WithOthers {
         return Err(not_of(config.node));
     }
@@ -194,11 +190,35 @@ fn open_log(config: &NodeConfig, executor: &Arc<dyn Executor>) -> Result<(Log, O
     Ok((log, reserve))
 }
 
+/// Which member of all groups this node is.
+#[derive(Clone)]
+struct Who {
+    member: MemberId,
+    /// The cluster's founders, on one of them.
+    founders: Vec<(NodeId, NodeAddresses)>,
+}
+
+impl Who {
+    /// Those who vote in this group at its beginning, if this one is among them.
+    fn founders_of(&self, group: GroupId) -> Vec<(MemberId, String)> {
+        let nodes: Vec<NodeId> = self.founders.iter().map(|(node, _)| *node).collect();
+        let first = voters::first(group, &nodes);
+        let founders: Vec<(MemberId, String)> = self
+            .founders
+            .iter()
+            .filter(|(node, _)| first.contains(node))
+            .map(|(node, addresses)| (MemberId::new(*node, 0), addresses.peer.clone()))
+            .collect();
+        let is_one = founders.iter().any(|(member, _)| *member == self.member);
+        if is_one { founders } else { Vec::new() }
+    }
+}
+
 impl Opening {
     async fn group<M: Codec>(
         &self,
         log: &Log,
-        member: MemberId,
+        who: &Who,
         group: GroupId,
         config: &NodeConfig,
         envelope_cache_bytes: usize,
@@ -208,7 +228,8 @@ impl Opening {
         agree::refuse_marked(&*disk, group)?;
         let store = CheckpointStore::open(disk.clone(), &checkpoint_path(group), CHECKPOINT_CACHE_BYTES)
             .map_err(broken)?;
-        let mut settings = ReplicaConfig::new(group, member);
+        let mut settings = ReplicaConfig::new(group, who.member);
+        settings.founders = who.founders_of(group);
         settings.envelope_cache_bytes = envelope_cache_bytes;
         settings.propose_timeout = config.propose_timeout;
         let Tuning { checkpoint_interval, keep_log_bytes, hash_every, witness } = config.tuning.clone();
@@ -224,17 +245,17 @@ impl Opening {
     async fn shards(
         &self,
         log: &Log,
-        member: MemberId,
+        who: &Who,
         config: &NodeConfig,
         count: u16,
     ) -> Result<Vec<Replica<Shard>>, Error> {
         let cache_bytes = (config.envelope_cache_bytes / u64::from(count)) as usize;
         let mut opened = JoinSet::new();
         for shard in ShardId::all(count) {
-            let (opening, log, config) = (self.clone(), log.clone(), config.clone());
+            let (opening, log, who, config) = (self.clone(), log.clone(), who.clone(), config.clone());
             let make = Box::new(move || Shard::new(shard, count));
             let open = async move {
-                (shard, opening.group(&log, member, shard.group(), &config, cache_bytes, make).await)
+                (shard, opening.group(&log, &who, shard.group(), &config, cache_bytes, make).await)
             };
             opened.spawn(open);
         }
@@ -258,72 +279,17 @@ enum Begun {
 }
 
 /// Gets a group going that has no other voters: nobody has to be waited for.
-async fn begin_alone(replica: &dyn AnyReplica, founders: &[(NodeId, NodeAddresses)]) -> Result<Begun, Error> {
-    let me = replica.member();
-    if replica.is_initialized().await.map_err(told)? {
-        if replica.members().voters != BTreeSet::from([me]) {
-            return Ok(Begun::WithOthers);
-        }
-        replica.elect().await.map_err(told)?;
-    } else {
-        let [(node, addresses)] = founders else { return Ok(Begun::WithOthers) };
-        if MemberId::new(*node, 0) != me {
-            return Ok(Begun::WithOthers);
-        }
-        replica.initialize(vec![(me, addresses.peer.clone())]).await.map_err(told)?;
+async fn begin_alone(replica: &dyn AnyReplica) -> Result<Begun, Error> {
+    if replica.members().voters != BTreeSet::from([replica.member()]) {
+        return Ok(Begun::WithOthers);
     }
+    replica.elect().await.map_err(told)?;
     replica.ready().await.map_err(told)?;
     Ok(Begun::Alone)
 }
 
 /// Gets all groups going that have no other voters; those with others come to life when they meet.
 pub(crate) async fn begin_lone_groups(opened: &Opened) -> Result<(), Error> {
-    let begin = |replica: Arc<dyn AnyReplica>| async move {
-        begin_alone(&*replica, &opened.place.founders).await.map(drop)
-    };
+    let begin = |replica: Arc<dyn AnyReplica>| async move { begin_alone(&*replica).await.map(drop) };
     try_join_all(opened.replicas().into_iter().map(begin)).await.map(drop)
-}
-
-/// Makes a group that never was, on its founders: first the one that should lead it, and the others if that one
-/// does not. All say the same, so it does not matter how many do.
-pub(crate) async fn make_group(
-    inner: Arc<Inner>,
-    replica: Arc<dyn AnyReplica>,
-    founders: Vec<(NodeId, NodeAddresses)>,
-) {
-    let (group, me) = (replica.group(), replica.member());
-    let nodes: Vec<NodeId> = founders.iter().map(|(node, _)| *node).collect();
-    let first = voters::first(group, &nodes);
-    let members: Vec<(MemberId, String)> = founders
-        .into_iter()
-        .filter(|(node, _)| first.contains(node))
-        .map(|(node, addresses)| (MemberId::new(node, 0), addresses.peer))
-        .collect();
-    if !members.iter().any(|(member, _)| *member == me) {
-        return;
-    }
-    let wait = match voters::preferred(group, &first) == Some(me.node()) {
-        true => Duration::ZERO,
-        false => FIRST_FOUNDER_WAIT,
-    };
-    let since = Instant::now();
-    loop {
-        match replica.is_initialized().await {
-            Ok(false) => {}
-            Ok(true) | Err(_) => return,
-        }
-        // Those that are up have their copies open: an election among them is not in vain.
-        let are_up = wait.is_zero() && members.iter().all(|(member, _)| inner.is_up(member.node()));
-        if are_up || since.elapsed() >= wait.max(OTHERS_WAIT) {
-            match replica.initialize(members).await {
-                Ok(()) => tracing::info!(%group, "made the group"),
-                Err(error) => tracing::error!(%group, %error, "cannot make the group"),
-            }
-            return;
-        }
-        tokio::select! {
-            () = tokio::time::sleep(LOOK_EVERY) => {}
-            () = inner.stopping.cancelled() => return,
-        }
-    }
 }

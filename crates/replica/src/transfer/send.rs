@@ -12,7 +12,8 @@ use openraft::SnapshotMeta;
 use openraft::alias::SnapshotMetaOf;
 use openraft::errors::StreamingError;
 use openraft::raft::SnapshotResponse;
-use storage::{Disk, DiskFile, Open};
+use state_machine::Table;
+use storage::{Disk, DiskFile, Keys, Open};
 use tokio::time::{Instant, sleep, timeout};
 use wire::entry::CheckpointHead;
 use wire::peer::PeerKind;
@@ -181,26 +182,93 @@ async fn make<M: Codec>(
             let path = spool_path(shared.group, number);
             // Removed when it is not whole, too.
             let mut spool = Spool { number, bytes: 0, head, path, disk: shared.disk.clone() };
-            let mut damaged = Vec::new();
-            let mut takes = |table: u8, key: &[u8], value: &[u8]| {
-                if table != tables::KEPT && table != tables::LATER {
-                    return true;
+            let mut found = Damage { left_out: &left_out, damaged: Vec::new() };
+            // Rows of tasks, in the order of their ids, as the machine's are.
+            let mut tasks = Tasks { keys: snapshot.keys(Table::Executions as u8)?, next: None };
+            tasks.step()?;
+            let mut failed = Ok(());
+            let mut takes = |table: u8, key: &[u8], value: &[u8]| match table {
+                // A task without a whole record under its key has a damaged one, or one under a damaged key.
+                tables::KEPT if seal::is_whole(key, value) => {
+                    if let Err(error) = tasks.upto(key, |task| found.met(task)) {
+                        failed = Err(error);
+                    }
+                    found.takes(key)
                 }
-                // A key that no task has is not asked for.
-                let task = key.try_into().ok().map(u128::from_be_bytes).and_then(TaskId::from_bits);
-                if seal::is_whole(key, value) {
-                    return task.is_none_or(|task| !left_out.whole.contains(&task));
+                tables::KEPT => false,
+                // There need not be one, so only those that are there can be looked at.
+                tables::LATER if seal::is_whole(key, value) => found.takes(key),
+                tables::LATER => {
+                    found.met(key);
+                    false
                 }
-                let task = task.filter(|task| !left_out.damaged.contains(task));
-                if let Some(task) = task.filter(|_| damaged.len() < DAMAGED_MAX) {
-                    damaged.push(task);
-                }
-                false
+                _ => true,
             };
             spool.bytes = snapshot.spool_some(&spool.path, &mut takes)?.bytes;
-            Ok((Arc::new(spool), damaged))
+            failed?;
+            tasks.rest(|task| found.met(task))?;
+            Ok((Arc::new(spool), found.damaged))
         })
         .await
+}
+
+/// What one look through a checkpoint finds.
+struct Damage<'a> {
+    left_out: &'a LeftOut,
+    damaged: Vec<TaskId>,
+}
+
+impl Damage<'_> {
+    /// Whether records of this task go into the file.
+    fn takes(&self, key: &[u8]) -> bool {
+        task_of(key).is_none_or(|task| !self.left_out.whole.contains(&task))
+    }
+
+    /// The record of this task is damaged, or not there.
+    fn met(&mut self, key: &[u8]) {
+        // A key that no task has is not asked for.
+        let task = task_of(key).filter(|task| !self.left_out.damaged.contains(task));
+        if let Some(task) = task.filter(|_| self.damaged.len() < DAMAGED_MAX) {
+            self.damaged.push(task);
+        }
+    }
+}
+
+fn task_of(key: &[u8]) -> Option<TaskId> {
+    TaskId::from_bits(u128::from_be_bytes(key.try_into().ok()?))
+}
+
+/// The keys of the machine's tasks, beside which those of their records are read.
+struct Tasks<'a> {
+    keys: Keys<'a>,
+    next: Option<Bytes>,
+}
+
+impl Tasks<'_> {
+    fn step(&mut self) -> storage::Result<()> {
+        self.next = self.keys.next().transpose()?;
+        Ok(())
+    }
+
+    /// Goes on behind this key, and tells of the tasks before it.
+    fn upto(&mut self, key: &[u8], mut missed: impl FnMut(&[u8])) -> storage::Result<()> {
+        while let Some(task) = self.next.take_if(|task| **task <= *key) {
+            self.step()?;
+            if *task != *key {
+                missed(&task);
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of all that are left.
+    fn rest(mut self, mut missed: impl FnMut(&[u8])) -> storage::Result<()> {
+        while let Some(task) = self.next.take() {
+            self.step()?;
+            missed(&task);
+        }
+        Ok(())
+    }
 }
 
 /// Mends records with those of other members, as far as these have them. The receiver is not asked: it lags. Returns

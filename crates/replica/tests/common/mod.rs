@@ -278,16 +278,12 @@ impl Node {
         let store = CheckpointStore::open(disk.clone(), &checkpoint_path(config.group), 1 << 20).unwrap();
         let clock = Arc::new(SystemClock::new());
         let group = log.group(config.group);
-        let member = config.member;
+        let config = ReplicaConfig { founders: vec![(config.member, String::new())], ..config };
         let (make, peers) = (Box::new(Toy::default), Arc::new(NoPeers));
         let replica = Replica::start(config, make, group, store, disk, clock, executor, peers).await;
         match replica {
             Ok(replica) => {
-                if replica.is_initialized().await.unwrap() {
-                    replica.elect().await.unwrap();
-                } else {
-                    replica.initialize(&[(member, String::new())]).await.unwrap();
-                }
+                replica.elect().await.unwrap();
                 replica.ready().await.unwrap();
                 Ok(Node { log, replica })
             }

@@ -100,6 +100,23 @@ async fn three_members_choose_a_leader_and_apply_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn founders_go_on_without_one_that_was_lost_between_their_votes_and_its_first_entry() {
+    let mut cluster = Cluster::down(3, usual);
+    cluster.net.loses_appends.store(true, Ordering::Relaxed);
+    for node in 1..=3 {
+        cluster.start(node).await;
+    }
+    cluster.replica(1).elect().await.unwrap();
+    eventually("it has their votes", || cluster.replica(1).leads(), || cluster.statuses()).await;
+    cluster.kill(1, 1);
+    cluster.net.loses_appends.store(false, Ordering::Relaxed);
+    cluster.leader().await;
+    cluster.propose(&tasks(0..10)).await;
+    cluster.same_everywhere().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_acknowledged_outlives_the_leader() {
     let mut cluster = Cluster::new(3, usual).await;
     let mut done = 0;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -37,6 +37,8 @@ pub(crate) struct Net {
     pub(crate) snapshots_max: Mutex<Option<usize>>,
     /// Appends so far.
     pub(crate) appends: AtomicU64,
+    /// All appends are lost.
+    pub(crate) loses_appends: AtomicBool,
 }
 
 /// A node, as others reach it.
@@ -119,6 +121,9 @@ impl Peers for From {
             }
             let answer: BoxFuture<'static, Result<Bytes, Error>> = if kind == PeerKind::Append {
                 let request = net.appends.fetch_add(1, Ordering::Relaxed);
+                if net.loses_appends.load(Ordering::Relaxed) {
+                    return Err(Unreached("the append is lost".to_owned()));
+                }
                 let answer = reached.append(from, request, body);
                 Box::pin(async move { answer.await.unwrap_or(Err(Error::Unavailable)) })
             } else {
@@ -157,6 +162,8 @@ pub(crate) struct Cluster {
     pub(crate) disks: BTreeMap<u64, MemDisk>,
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) config: fn(MemberId) -> ReplicaConfig,
+    /// How many of them, from the first on, found the group.
+    pub(crate) founders: u64,
 }
 
 pub(crate) fn member(node: u64) -> MemberId {
@@ -170,15 +177,18 @@ pub(crate) fn usual(member: MemberId) -> ReplicaConfig {
 impl Cluster {
     /// Nodes from 1 to `count`, all of them voters of the group.
     pub(crate) async fn new(count: u64, config: fn(MemberId) -> ReplicaConfig) -> Cluster {
-        let mut cluster =
-            Cluster { net: Arc::default(), disks: BTreeMap::new(), nodes: BTreeMap::new(), config };
+        let mut cluster = Cluster::down(count, config);
         for node in 1..=count {
             cluster.start(node).await;
         }
-        let members: Vec<_> = (1..=count).map(|node| (member(node), format!("node-{node}"))).collect();
-        cluster.nodes[&1].replica.initialize(&members).await.unwrap();
+        cluster.replica(1).elect().await.unwrap();
         cluster.leader().await;
         cluster
+    }
+
+    /// The same, before any of them is started for the first time.
+    pub(crate) fn down(founders: u64, config: fn(MemberId) -> ReplicaConfig) -> Cluster {
+        Cluster { net: Arc::default(), disks: BTreeMap::new(), nodes: BTreeMap::new(), config, founders }
     }
 
     /// Starts a node on its disk, as after whatever ended it before.
@@ -194,7 +204,9 @@ impl Cluster {
         let (log, _) = Log::open(disk.clone(), Path::new("log"), options, executor.clone()).unwrap();
         disk.create_dir_all(Path::new("shards")).unwrap();
         let store = CheckpointStore::open(disk.clone(), &checkpoint_path(GROUP), 1 << 20).unwrap();
-        let config = (self.config)(member(node));
+        let founders = (1..=self.founders).map(|node| (member(node), format!("node-{node}")));
+        let founders = if node <= self.founders { founders.collect() } else { Vec::new() };
+        let config = ReplicaConfig { founders, ..(self.config)(member(node)) };
         let clock = Arc::new(SystemClock::new());
         let peers = Arc::new(From { net: self.net.clone(), node: NodeId(node) });
         let (group, make) = (log.group(GROUP), Box::new(Toy::default));
