@@ -1,17 +1,22 @@
 //! What happened lately, for whoever watches: a bounded ring, read by any number of streams.
 //!
 //! A stream that falls behind the ring is told so by one event and goes on with the oldest that is
-//! left; a slow watcher never slows a shard.
+//! left; a slow watcher never slows a shard. Shards' notices are kept as they came, all of an entry together, and
+//! made into events by whoever reads them: most of the time nobody does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use model::{Millis, QueueName, ShardId, StateKind, TaskId, WallTime, WorkerName};
+use model::{Event, Millis, QueueName, ShardId, StateKind, TaskId, WallTime, WorkerName};
 use parking_lot::Mutex;
+use replica::Notice;
+use state_machine::Effect;
 use tokio::sync::watch;
 
-/// How many events the ring keeps.
-const RING_MAX: usize = 16_384;
+use crate::ends::state_after;
+
+/// How many events the ring keeps, and what is left of those that came with the oldest of them.
+const RING_MAX: u64 = 16_384;
 /// How many events a stream takes from the ring at once.
 const STREAM_STEP: usize = 256;
 /// Room for the events of one millisecond between two starts of a node.
@@ -64,6 +69,64 @@ impl NodeEvent {
     }
 }
 
+/// What a task's event says of its worker, and why.
+fn event_of(shard: ShardId, notice: &Notice) -> Option<NodeEvent> {
+    let Effect::Happened { task, queue, event } = &notice.effect else { return None };
+    let (worker, reason) = match event {
+        Event::Claimed { worker, .. } | Event::Acked { worker } | Event::Failed { worker, .. } => {
+            (Some(worker.clone()), None)
+        }
+        Event::Freed { worker, reason, .. } => (Some(worker.clone()), Some(reason.as_str())),
+        Event::Enqueued { .. }
+        | Event::BecameReady
+        | Event::BecameDelayed
+        | Event::CancelRequested
+        | Event::Ended { .. }
+        | Event::Requeued { .. } => (None, None),
+    };
+    Some(NodeEvent {
+        index: Some((shard, notice.index)),
+        task: Some(*task),
+        queue: Some(queue.clone()),
+        worker,
+        state: state_after(event),
+        reason,
+        ..NodeEvent::new(notice.wall, event.as_str())
+    })
+}
+
+/// Events that came together.
+struct Batch {
+    /// The id of the first, and how many.
+    first: u64,
+    count: u64,
+    what: What,
+}
+
+enum What {
+    /// What happened to tasks by one entry of a shard, and what else it brought.
+    Entry(ShardId, Arc<Vec<Notice>>),
+    Events(Vec<NodeEvent>),
+}
+
+impl Batch {
+    /// Its events from the one with this id on.
+    fn from(&self, id: u64) -> impl Iterator<Item = NodeEvent> {
+        let skip = id.saturating_sub(self.first);
+        let (entry, events) = match &self.what {
+            What::Entry(shard, notices) => {
+                let happened =
+                    notices.iter().filter(|notice| matches!(notice.effect, Effect::Happened { .. }));
+                let events = happened.skip(skip as usize).filter_map(|notice| event_of(*shard, notice));
+                (Some(events), None)
+            }
+            What::Events(events) => (None, Some(events.iter().skip(skip as usize).cloned())),
+        };
+        let all = entry.into_iter().flatten().chain(events.into_iter().flatten());
+        all.zip(self.first + skip..).map(|(event, id)| NodeEvent { id, ..event })
+    }
+}
+
 /// The ring.
 #[derive(Clone)]
 pub(crate) struct Events {
@@ -77,7 +140,7 @@ struct Inner {
 }
 
 struct Ring {
-    events: VecDeque<NodeEvent>,
+    batches: VecDeque<Batch>,
     /// The id of this node's first event.
     first: u64,
     /// The id of the next event.
@@ -89,25 +152,38 @@ impl Events {
     /// An empty ring of a node that starts at `now`.
     pub(crate) fn new(now: WallTime) -> Events {
         let first = (now.millis() << ID_BITS_PER_MILLI) | 1;
-        let ring = Ring { events: VecDeque::new(), first, next: first, closed: false };
+        let ring = Ring { batches: VecDeque::new(), first, next: first, closed: false };
         let (last, _) = watch::channel(first - 1);
         Events { inner: Arc::new(Inner { ring: Mutex::new(ring), last }) }
     }
 
     /// Adds events, in this order.
     pub(crate) fn publish(&self, events: impl IntoIterator<Item = NodeEvent>) {
-        let last = {
+        let events: Vec<NodeEvent> = events.into_iter().collect();
+        self.add(events.len() as u64, What::Events(events));
+    }
+
+    /// Adds what happened to tasks, so many of the notices of an entry.
+    pub(crate) fn happened(&self, shard: ShardId, count: u64, notices: &Arc<Vec<Notice>>) {
+        self.add(count, What::Entry(shard, notices.clone()));
+    }
+
+    fn add(&self, count: u64, what: What) {
+        if count == 0 {
+            return;
+        }
+        let (last, gone) = {
             let mut ring = self.inner.ring.lock();
-            for mut event in events {
-                if ring.events.len() == RING_MAX {
-                    ring.events.pop_front();
-                }
-                event.id = ring.next;
-                ring.next += 1;
-                ring.events.push_back(event);
-            }
-            ring.next - 1
+            let first = ring.next;
+            ring.next += count;
+            ring.batches.push_back(Batch { first, count, what });
+            let next = ring.next;
+            let is_over = |batch: &Batch| batch.first + batch.count + RING_MAX <= next;
+            let over = ring.batches.iter().take_while(|batch| is_over(batch)).count();
+            (next - 1, ring.batches.drain(..over).collect::<Vec<_>>())
         };
+        // Not under the lock.
+        drop(gone);
         self.inner.last.send_if_modified(|seen| std::mem::replace(seen, last) != last);
     }
 
@@ -161,18 +237,18 @@ impl EventStream {
     /// Takes what there is. Whether the ring is closed and read to its end.
     fn take(&mut self) -> bool {
         let ring = self.inner.ring.lock();
-        let first = ring.events.front().map_or(ring.next, |event| event.id);
+        let first = ring.batches.front().map_or(ring.next, |batch| batch.first);
         if self.next < first {
-            let mut missed = NodeEvent::new(
-                ring.events.front().map_or_else(WallTime::default, |event| event.at),
-                "events_missed",
-            );
+            let oldest = ring.batches.front().and_then(|batch| batch.from(first).next());
+            let at = oldest.map_or_else(WallTime::default, |event| event.at);
+            let mut missed = NodeEvent::new(at, "events_missed");
             missed.id = first - 1;
             self.taken.push_back(missed);
             self.next = first;
         }
-        let from = (self.next - first) as usize;
-        self.taken.extend(ring.events.iter().skip(from).take(STREAM_STEP).cloned());
+        let from = ring.batches.partition_point(|batch| batch.first + batch.count <= self.next);
+        let unread = ring.batches.iter().skip(from).flat_map(|batch| batch.from(self.next));
+        self.taken.extend(unread.take(STREAM_STEP));
         if let Some(event) = self.taken.back() {
             self.next = event.id + 1;
         }
@@ -206,12 +282,12 @@ mod tests {
     async fn a_stream_that_fell_behind_the_ring_is_told_so() {
         let events = Events::new(WallTime::from_millis(1_000));
         let mut stream = events.stream(None);
-        events.publish((0..RING_MAX + 10).map(|_| event("enqueued")));
+        (0..RING_MAX + 10).for_each(|_| events.publish([event("enqueued")]));
         let missed = stream.next().await.unwrap();
         assert_eq!(missed.kind, "events_missed");
         let next = stream.next().await.unwrap();
         assert_eq!((next.kind, next.id), ("enqueued", missed.id + 1));
-        assert_eq!(events.count(), RING_MAX as u64 + 10, "those that left the ring count too");
+        assert_eq!(events.count(), RING_MAX + 10, "those that left the ring count too");
     }
 
     #[tokio::test]
@@ -221,5 +297,41 @@ mod tests {
         let mut stream = events.stream(Some(u64::MAX));
         events.publish([event("acked")]);
         assert_eq!(stream.next().await.unwrap().kind, "acked");
+    }
+
+    #[tokio::test]
+    async fn what_an_entry_did_to_tasks_is_told_in_order_among_the_rest() {
+        let (shard, queue) = (ShardId::new(2).unwrap(), QueueName::new("mail").unwrap());
+        let task = TaskId::new(shard, WallTime::from_millis(1_000), 7);
+        let worker = WorkerName::new("w").unwrap();
+        let notice =
+            |effect| Notice { index: 5, wall: WallTime::from_millis(2_000), is_leader: true, effect };
+        let happened = |event| notice(Effect::Happened { task, queue: queue.clone(), event });
+        let notices = Arc::new(vec![
+            happened(Event::Enqueued { state: StateKind::Ready }),
+            notice(Effect::Ready { queue: queue.clone() }),
+            happened(Event::Acked { worker: worker.clone() }),
+        ]);
+        let events = Events::new(WallTime::from_millis(1_000));
+        let mut stream = events.stream(None);
+        events.publish([event("worker_registered")]);
+        events.happened(shard, 2, &notices);
+        events.publish([event("worker_left")]);
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            seen.push(stream.next().await.unwrap());
+        }
+        let kinds: Vec<_> = seen.iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, ["worker_registered", "enqueued", "acked", "worker_left"]);
+        assert!(seen.windows(2).all(|pair| pair[0].id + 1 == pair[1].id), "{seen:?}");
+        let acked = &seen[2];
+        assert_eq!(
+            (acked.task, acked.index, acked.state),
+            (Some(task), Some((shard, 5)), Some(StateKind::Done))
+        );
+        assert_eq!((&acked.worker, acked.at), (&Some(worker), WallTime::from_millis(2_000)));
+        let mut second = events.stream(Some(seen[1].id));
+        assert_eq!(second.next().await.unwrap(), seen[2], "in the middle of an entry");
+        assert_eq!(events.count(), 4);
     }
 }

@@ -13,7 +13,6 @@ use model::{Event, FreedReason, QueueName, ShardId, TaskId, WorkerName};
 use replica::{Heard, Notice, Notices};
 use state_machine::Effect;
 
-use crate::ends::state_after;
 use crate::events::NodeEvent;
 use crate::inner::Inner;
 
@@ -68,11 +67,11 @@ fn ring(inner: &Inner, source: ShardId) {
 }
 
 /// Passes on the notices of one entry.
-fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &[Notice]) {
+fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &Arc<Vec<Notice>>) {
     let mut ready: Vec<&QueueName> = Vec::new();
     let mut deadlines: Vec<(&WorkerName, u64)> = Vec::new();
-    let mut events = Vec::new();
-    for notice in notices {
+    let mut happened_count = 0;
+    for notice in notices.iter() {
         match &notice.effect {
             Effect::Ready { queue } => {
                 if !ready.contains(&queue) {
@@ -81,7 +80,7 @@ fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &[Notice]) {
             }
             // Whoever proposed it: a new leader applies what the old one left.
             Effect::Outbox { .. } => ring(inner, shard),
-            Effect::Happened { task, queue, event } => {
+            Effect::Happened { task, event, .. } => {
                 if let Event::Freed { worker, reason: FreedReason::Deadline, .. } = event {
                     match deadlines.iter_mut().find(|(of, _)| *of == worker) {
                         Some((_, count)) => *count += 1,
@@ -92,7 +91,7 @@ fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &[Notice]) {
                     inner.counters.freed(*reason);
                 }
                 happened(inner, *task, event);
-                events.push(event_of(shard, notice, *task, queue, event));
+                happened_count += 1;
             }
             // The replica's own business.
             Effect::Keep { .. } | Effect::Output { .. } | Effect::Detail { .. } | Effect::Forget { .. } => {}
@@ -102,11 +101,9 @@ fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &[Notice]) {
     for queue in ready {
         inner.serve(queue);
     }
+    inner.events.happened(shard, happened_count, notices);
     for (worker, freed) in deadlines {
-        events.push(deadline_passed(inner, shard, notices, worker, freed));
-    }
-    if !events.is_empty() {
-        inner.events.publish(events);
+        inner.events.publish([deadline_passed(inner, shard, notices, worker, freed)]);
     }
 }
 
@@ -144,28 +141,4 @@ fn deadline_passed(
     event.freed = Some(freed);
     event.since_last_beat = since_last_beat;
     event
-}
-
-fn event_of(shard: ShardId, notice: &Notice, task: TaskId, queue: &QueueName, event: &Event) -> NodeEvent {
-    let (worker, reason) = match event {
-        Event::Claimed { worker, .. } | Event::Acked { worker } | Event::Failed { worker, .. } => {
-            (Some(worker.clone()), None)
-        }
-        Event::Freed { worker, reason, .. } => (Some(worker.clone()), Some(reason.as_str())),
-        Event::Enqueued { .. }
-        | Event::BecameReady
-        | Event::BecameDelayed
-        | Event::CancelRequested
-        | Event::Ended { .. }
-        | Event::Requeued { .. } => (None, None),
-    };
-    NodeEvent {
-        index: Some((shard, notice.index)),
-        task: Some(task),
-        queue: Some(queue.clone()),
-        worker,
-        state: state_after(event),
-        reason,
-        ..NodeEvent::new(notice.wall, event.as_str())
-    }
 }

@@ -119,6 +119,9 @@ fn apply_batch<M: Codec>(
     for (n, command) in batch.commands.into_iter().enumerate() {
         let at = Position { n: n as u32, ..batch.at };
         results.push(core.machine.apply(at, command, &mut effects));
+        if tells {
+            notices.reserve(effects.as_slice().len());
+        }
         for effect in effects.drain() {
             core.keep.take(at, &effect);
             if tells && is_told(&effect) {

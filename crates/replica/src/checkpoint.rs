@@ -9,7 +9,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
 use model::{Millis, TaskId};
 use state_machine::Change;
 use storage::Batch;
@@ -21,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::keep::{self, Writing};
 use crate::machine_store::Checkpointed;
 use crate::mend;
+use crate::news::NewsTable;
 use crate::propose::Raft;
 use crate::records::{self, Others};
 use crate::shared::{Core, Shared};
@@ -236,7 +236,7 @@ impl<M: Codec> Checkpointer<M> {
 /// Takes all that changed out of the machine, a slice at a time.
 fn make_cut<M: Codec>(shared: &Shared<M>) -> Cut {
     // Room for as much as came before is made here: growing under the lock would copy it all.
-    let empty = HashMap::with_capacity(shared.lock().keep.changed().min(NEWS_MAX));
+    let empty = NewsTable::with_capacity(shared.lock().keep.changed().min(NEWS_MAX));
     let mut cut = shared.slice(|core| begin(core, empty));
     if let Some(applied) = cut.checkpointed.applied {
         shared.teller.hashed(applied.index, cut.hash);
@@ -252,7 +252,7 @@ fn make_cut<M: Codec>(shared: &Shared<M>) -> Cut {
 }
 
 /// Begins a checkpoint of the state as it is now.
-fn begin<M: Codec>(core: &mut Core<M>, empty: HashMap<TaskId, keep::News>) -> Cut {
+fn begin<M: Codec>(core: &mut Core<M>, empty: NewsTable) -> Cut {
     let hash = core.machine.hash();
     core.machine.cut();
     core.bytes_since_cut = 0;

@@ -2,61 +2,30 @@
 //!
 //! What came since the last checkpoint is in memory, whole. What a checkpoint holds is on disk; of that,
 //! only envelopes of waiting tasks stay in memory, as far as their cache has room. A task that came and
-//! went between two checkpoints never reaches the disk. Next: `checkpoint`, which empties this.
+//! went between two checkpoints never reaches the disk. Next: `news`, the table of what came, and `checkpoint`, which
+//! empties this.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use hashbrown::HashMap;
-use model::limits::HISTORY_MAX;
 use model::{Event, Position, TaskId};
 use state_machine::Effect;
 use state_machine::view::HistoryLine;
 
+use crate::news::{News, NewsTable};
+
 /// What a cached envelope costs beside its bytes: key, handle, the allocator's rounding.
 const CACHED_OVERHEAD_BYTES: usize = 120;
 
-/// What came of one task since the last cut.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct News {
-    /// It entered since the last cut: the checkpoint has nothing of it.
-    pub(crate) fresh: bool,
-    /// It went: the checkpoint forgets what it has of it. If it is fresh too, it came again after that.
-    pub(crate) forgotten: bool,
-    pub(crate) envelope: Option<Bytes>,
-    pub(crate) output: Option<Bytes>,
-    pub(crate) detail: Option<String>,
-    /// Oldest first; at least the last [`HISTORY_MAX`].
-    pub(crate) history: Vec<HistoryLine>,
-}
-
-impl News {
-    fn happened(&mut self, line: HistoryLine) {
-        // Twice the limit before anything moves: cheap on average.
-        if self.history.len() >= 2 * HISTORY_MAX {
-            self.history.drain(..HISTORY_MAX);
-        }
-        // Most tasks of a deep queue have one line and wait.
-        if self.history.is_empty() {
-            self.history.reserve_exact(1);
-        }
-        self.history.push(line);
-    }
-
-    /// It went and did not come again.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.forgotten && !self.fresh
-    }
-
-    /// Whether its envelope will be wanted again: nobody holds the task, and it has not ended.
-    fn is_waiting(&self) -> bool {
-        match self.history.last().map(|line| &line.event) {
-            None | Some(Event::Enqueued { .. } | Event::BecameReady | Event::BecameDelayed) => true,
-            Some(Event::Requeued { .. }) => true,
-            Some(Event::Freed { state, .. } | Event::Failed { state, .. }) => state.is_waiting(),
-            Some(
-                Event::Claimed { .. } | Event::Acked { .. } | Event::CancelRequested | Event::Ended { .. },
-            ) => false,
+/// Whether a task's envelope will be wanted again: nobody holds the task, and it has not ended.
+fn is_waiting(news: &News) -> bool {
+    match news.history.last().map(|line| &line.event) {
+        None | Some(Event::Enqueued { .. } | Event::BecameReady | Event::BecameDelayed) => true,
+        Some(Event::Requeued { .. }) => true,
+        Some(Event::Freed { state, .. } | Event::Failed { state, .. }) => state.is_waiting(),
+        Some(Event::Claimed { .. } | Event::Acked { .. } | Event::CancelRequested | Event::Ended { .. }) => {
+            false
         }
     }
 }
@@ -72,11 +41,11 @@ fn ends(event: &Event) -> bool {
 }
 
 /// What is on its way to the disk.
-pub(crate) type Writing = Arc<HashMap<TaskId, News>>;
+pub(crate) type Writing = Arc<NewsTable>;
 
 /// All that is kept in memory.
 pub(crate) struct Keep {
-    news: HashMap<TaskId, News>,
+    news: NewsTable,
     writing: Writing,
     cache: HashMap<TaskId, Bytes>,
     cache_bytes: usize,
@@ -86,7 +55,7 @@ pub(crate) struct Keep {
 impl Keep {
     pub(crate) fn new(cache_bytes_max: usize) -> Keep {
         Keep {
-            news: HashMap::new(),
+            news: NewsTable::default(),
             writing: Writing::default(),
             cache: HashMap::new(),
             cache_bytes: 0,
@@ -98,19 +67,19 @@ impl Keep {
     pub(crate) fn take(&mut self, at: Position, effect: &Effect) {
         match effect {
             Effect::Keep { task, envelope } => {
-                let news = self.news.entry(*task).or_default();
+                let news = self.news.of(*task);
                 news.fresh = true;
                 news.envelope = Some(envelope.clone());
             }
             Effect::Output { task, output } => {
-                self.news.entry(*task).or_default().output = Some(output.clone());
+                self.news.of(*task).output = Some(output.clone());
             }
             Effect::Detail { task, detail } => {
-                self.news.entry(*task).or_default().detail = Some(detail.clone());
+                self.news.of(*task).detail = Some(detail.clone());
             }
             Effect::Happened { task, event, .. } => {
                 let line = HistoryLine { at: at.wall, index: at.index, event: event.clone() };
-                self.news.entry(*task).or_default().happened(line);
+                self.news.of(*task).happened(line);
                 if ends(event) {
                     self.uncache(*task);
                 }
@@ -122,17 +91,17 @@ impl Keep {
 
     fn forget(&mut self, task: TaskId) {
         self.uncache(task);
-        if self.news.get(&task).is_some_and(|news| news.fresh && !news.forgotten) {
-            self.news.remove(&task);
+        if self.news.get(task).is_some_and(|news| news.fresh && !news.forgotten) {
+            self.news.remove(task);
         } else {
-            self.news.insert(task, News { forgotten: true, ..News::default() });
+            self.news.forget(task);
         }
     }
 
     /// A task's envelope, if it is in memory.
     pub(crate) fn envelope(&self, task: TaskId) -> Option<Bytes> {
-        let fresh = self.news.get(&task).and_then(|news| news.envelope.as_ref());
-        let written = || self.writing.get(&task).and_then(|news| news.envelope.as_ref());
+        let fresh = self.news.get(task).and_then(|news| news.envelope.as_ref());
+        let written = || self.writing.get(task).and_then(|news| news.envelope.as_ref());
         fresh.or_else(written).or_else(|| self.cache.get(&task)).cloned()
     }
 
@@ -143,7 +112,7 @@ impl Keep {
 
     /// What came of a task that is not on disk yet: on its way there, and after that.
     pub(crate) fn news(&self, task: TaskId) -> [Option<News>; 2] {
-        [self.writing.get(&task).cloned(), self.news.get(&task).cloned()]
+        [self.writing.get(task).cloned(), self.news.get(task).cloned()]
     }
 
     /// How many tasks have news.
@@ -152,15 +121,15 @@ impl Keep {
     }
 
     /// Begins a checkpoint: what came until now goes to the disk, what comes from now on goes into `empty`.
-    pub(crate) fn cut(&mut self, empty: HashMap<TaskId, News>) -> Writing {
+    pub(crate) fn cut(&mut self, empty: NewsTable) -> Writing {
         assert!(self.writing.is_empty(), "a checkpoint begins when the one before has ended");
         self.writing = Arc::new(std::mem::replace(&mut self.news, empty));
         self.writing.clone()
     }
 
     /// Gives up the room for news when there are none. The caller drops it, outside the lock.
-    pub(crate) fn rest(&mut self) -> HashMap<TaskId, News> {
-        if self.news.is_empty() { std::mem::take(&mut self.news) } else { HashMap::new() }
+    pub(crate) fn rest(&mut self) -> NewsTable {
+        if self.news.is_empty() { std::mem::take(&mut self.news) } else { NewsTable::default() }
     }
 
     /// Takes envelopes that are on disk now into the cache, as far as it has room. When it is full the
@@ -172,7 +141,7 @@ impl Keep {
                 continue;
             }
             // What happened since the cut counts: no use in an envelope of a task that went.
-            if self.news.get(&task).is_some_and(|news| news.is_gone() || !news.is_waiting()) {
+            if self.news.get(task).is_some_and(|news| news.is_gone() || !is_waiting(news)) {
                 continue;
             }
             if self.cache.insert(task, envelope).is_none() {
@@ -197,6 +166,10 @@ impl Keep {
     }
 
     fn uncache(&mut self, task: TaskId) {
+        // Under load most tasks are claimed before they are on the disk.
+        if self.cache.is_empty() {
+            return;
+        }
         if let Some(envelope) = self.cache.remove(&task) {
             self.cache_bytes -= envelope.len() + CACHED_OVERHEAD_BYTES;
         }
@@ -206,9 +179,9 @@ impl Keep {
 /// The envelopes of a written checkpoint that are worth caching, oldest first, as many as there is room for.
 /// Each in memory of its own: as a slice of its log entry it would hold on to the whole entry.
 pub(crate) fn cacheable(writing: &Writing, mut room: usize) -> Vec<(TaskId, Bytes)> {
-    let waiting = writing.iter().filter(|(_, news)| !news.is_gone() && news.is_waiting());
+    let waiting = writing.iter().filter(|(_, news)| !news.is_gone() && is_waiting(news));
     let mut envelopes: Vec<_> =
-        waiting.filter_map(|(task, news)| Some((*task, news.envelope.as_ref()?))).collect();
+        waiting.filter_map(|(task, news)| Some((task, news.envelope.as_ref()?))).collect();
     envelopes.sort_unstable_by_key(|(task, _)| *task);
     let fitting = envelopes.into_iter().take_while(|(_, envelope)| {
         let bytes = envelope.len() + CACHED_OVERHEAD_BYTES;
@@ -221,6 +194,7 @@ pub(crate) fn cacheable(writing: &Writing, mut room: usize) -> Vec<(TaskId, Byte
 
 #[cfg(test)]
 mod tests {
+    use model::limits::HISTORY_MAX;
     use model::{Elapsed, QueueName, ShardId, StateKind, WallTime, WorkerName};
 
     use super::*;
@@ -246,24 +220,24 @@ mod tests {
         let mut kept = Keep::new(1_000);
         kept.take(at(1), &keep(task(1)));
         kept.take(at(2), &Effect::Forget { task: task(1) });
-        assert!(kept.cut(HashMap::new()).is_empty());
+        assert!(kept.cut(NewsTable::default()).is_empty());
     }
 
     #[test]
     fn a_task_that_went_after_its_cut_is_forgotten_by_the_next() {
         let mut kept = Keep::new(1_000);
         kept.take(at(1), &keep(task(1)));
-        assert!(kept.cut(HashMap::new())[&task(1)].fresh);
+        assert!(kept.cut(NewsTable::default()).get(task(1)).unwrap().fresh);
         kept.take(at(2), &Effect::Forget { task: task(1) });
         kept.written();
-        assert!(kept.cut(HashMap::new())[&task(1)].forgotten);
+        assert!(kept.cut(NewsTable::default()).get(task(1)).unwrap().forgotten);
     }
 
     #[test]
     fn a_task_that_went_and_came_again_is_there_and_its_old_self_is_not() {
         let mut kept = Keep::new(1_000);
         kept.take(at(1), &keep(task(1)));
-        kept.cut(HashMap::new());
+        kept.cut(NewsTable::default());
         kept.written();
         kept.take(at(2), &Effect::Forget { task: task(1) });
         kept.take(at(3), &keep(task(1)));
@@ -272,14 +246,14 @@ mod tests {
         let news = news.unwrap();
         assert!(news.fresh && news.forgotten && !news.is_gone());
         kept.take(at(4), &Effect::Forget { task: task(1) });
-        assert!(kept.cut(HashMap::new())[&task(1)].is_gone());
+        assert!(kept.cut(NewsTable::default()).get(task(1)).unwrap().is_gone());
     }
 
     #[test]
     fn the_cache_lets_go_of_a_task_that_ends() {
         let mut kept = Keep::new(1_000);
         kept.take(at(1), &keep(task(1)));
-        let writing = kept.cut(HashMap::new());
+        let writing = kept.cut(NewsTable::default());
         kept.cache(cacheable(&writing, usize::MAX));
         kept.written();
         assert!(kept.cached_bytes() > 0);
@@ -295,7 +269,7 @@ mod tests {
         let mut kept = Keep::new(0);
         kept.take(at(1), &keep(task(1)));
         assert!(kept.envelope(task(1)).is_some());
-        kept.cut(HashMap::new());
+        kept.cut(NewsTable::default());
         assert!(kept.envelope(task(1)).is_some());
         kept.written();
         assert!(kept.envelope(task(1)).is_none());
@@ -311,7 +285,7 @@ mod tests {
         let worker = WorkerName::new("w").unwrap();
         let claimed = Event::Claimed { worker, attempt: 1, fence: model::Fence(1) };
         kept.take(at(5), &happened(task(1), claimed));
-        let writing = kept.cut(HashMap::new());
+        let writing = kept.cut(NewsTable::default());
         assert_eq!(cacheable(&writing, usize::MAX).len(), 3);
         assert_eq!(cacheable(&writing, kept.room()).len(), 2);
         kept.cache(cacheable(&writing, usize::MAX));

@@ -30,6 +30,7 @@ mod machine_store;
 mod members;
 mod mend;
 mod network;
+mod news;
 pub mod notice;
 mod offload;
 pub mod peers;

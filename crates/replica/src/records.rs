@@ -11,8 +11,9 @@ use wire::history::{KeptMessage, LineMessage};
 use wire::seal;
 
 use crate::codec::Codec;
-use crate::keep::{News, Writing};
+use crate::keep::Writing;
 use crate::machine_store::Checkpointed;
+use crate::news::News;
 use crate::shared::Shared;
 use crate::tables;
 use crate::type_config::{log_id_to_message, membership_to_message};
@@ -52,7 +53,7 @@ pub(crate) fn put_kept(
     others: Others,
     batch: &mut Batch,
 ) -> storage::Result<Vec<TaskId>> {
-    let mut tasks: Vec<(TaskId, &News)> = writing.iter().map(|(task, news)| (*task, news)).collect();
+    let mut tasks: Vec<(TaskId, &News)> = writing.iter().collect();
     tasks.sort_unstable_by_key(|(task, _)| *task);
     let mut later = Vec::new();
     for (task, news) in tasks {
