@@ -53,7 +53,7 @@ test-long: packages ## thousands of simulated clusters, and a hunt for every pla
 .PHONY: test-faults
 test-faults: packages fault-tools ## the long form of what breaks clusters: hours
 	WINDLASS_FAULTS=long cargo test --locked --package cli --test cluster -- --nocapture --test-threads 1
-	WINDLASS_FAULTS=long cargo test --locked --package cli --test hostile -- --nocapture
+	WINDLASS_FAULTS=long cargo test --locked --package cli --test hostile --test proof -- --nocapture
 	$(MAKE) rig ARGS="--all"
 
 # One target, or each in turn; `SECONDS` is bash's own, so it is read here.

@@ -51,7 +51,7 @@ pub(crate) fn leader<M: Codec>(raft: &Raft<M>) -> Option<(MemberId, u64)> {
 }
 
 impl<M: Codec> Replica<M> {
-    /// Asks for votes at once. For a group of one, which has nobody to wait for.
+    /// Asks for votes at once, whoever may lead. For a group of one, which has nobody to wait for.
     pub async fn elect(&self) -> Result<()> {
         self.inner.raft.trigger().elect(false).await.map_err(|_| Error::Stopped)
     }

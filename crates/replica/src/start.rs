@@ -198,7 +198,10 @@ pub(crate) async fn engine<M: Codec>(shared: Arc<Shared<M>>) -> Result<Raft<M>> 
     let member = shared.member.bits();
     let raft =
         Raft::new(member, Arc::new(config), Ways::new(shared.clone()), log, MachineStore::new(shared)).await;
-    raft.map_err(|error| failed(error.to_string()))
+    let raft = raft.map_err(|error| failed(error.to_string()))?;
+    // From here on it says who its members are: it does not before it runs.
+    raft.with_raft_state(|_| ()).await.map_err(|error| failed(error.to_string()))?;
+    Ok(raft)
 }
 
 fn config(group: GroupId) -> Config {

@@ -7,7 +7,7 @@
 //! for is in `admin.rs`.
 //!
 //! What must never happen here: a node that lost its disk gets a copy of a group under an incarnation that it
-//! had before, or a group is initialised with anybody but its founders in their first life.
+//! had before, or a group is begun with anybody but its founders in their first life.
 
 pub(crate) mod admin;
 pub(crate) mod begin;

@@ -9,7 +9,7 @@
 //!
 //! A founder becomes a member only when all others are prepared, and a prepared node only when it hears of a
 //! member of that very cluster. So wherever a crash comes between: if nobody is a member, no group was ever
-//! initialised and founding anew loses nothing; if somebody is, everybody was prepared, and those who still
+//! begun and founding anew loses nothing; if somebody is, everybody was prepared, and those who still
 //! are follow. Whoever lost its disk meanwhile is empty, finds a member, and joins under a new incarnation.
 //!
 //! A node with data of a time before there were standings has none until it has opened them, and says so.

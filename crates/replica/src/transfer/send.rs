@@ -13,7 +13,7 @@ use openraft::alias::SnapshotMetaOf;
 use openraft::errors::StreamingError;
 use openraft::raft::SnapshotResponse;
 use state_machine::Table;
-use storage::{Disk, DiskFile, Keys, Open};
+use storage::{Disk, DiskFile, Keys, Open, Snapshot};
 use tokio::time::{Instant, sleep, timeout};
 use wire::entry::CheckpointHead;
 use wire::peer::PeerKind;
@@ -182,7 +182,7 @@ async fn make<M: Codec>(
             let path = spool_path(shared.group, number);
             // Removed when it is not whole, too.
             let mut spool = Spool { number, bytes: 0, head, path, disk: shared.disk.clone() };
-            let mut found = Damage { left_out: &left_out, damaged: Vec::new() };
+            let mut found = Damage { left_out: &left_out, damaged: BTreeSet::new() };
             // Rows of tasks, in the order of their ids, as the machine's are.
             let mut tasks = Tasks { keys: snapshot.keys(Table::Executions as u8)?, next: None };
             tasks.step()?;
@@ -190,7 +190,7 @@ async fn make<M: Codec>(
             let mut takes = |table: u8, key: &[u8], value: &[u8]| match table {
                 // A task without a whole record under its key has a damaged one, or one under a damaged key.
                 tables::KEPT if seal::is_whole(key, value) => {
-                    if let Err(error) = tasks.upto(key, |task| found.met(task)) {
+                    if let Err(error) = tasks.upto(key, |task| found.missed(&snapshot, task)) {
                         failed = Err(error);
                     }
                     found.takes(key)
@@ -206,8 +206,8 @@ async fn make<M: Codec>(
             };
             spool.bytes = snapshot.spool_some(&spool.path, &mut takes)?.bytes;
             failed?;
-            tasks.rest(|task| found.met(task))?;
-            Ok((Arc::new(spool), found.damaged))
+            tasks.rest(|task| found.missed(&snapshot, task))?;
+            Ok((Arc::new(spool), found.damaged.into_iter().collect()))
         })
         .await
 }
@@ -215,7 +215,7 @@ async fn make<M: Codec>(
 /// What one look through a checkpoint finds.
 struct Damage<'a> {
     left_out: &'a LeftOut,
-    damaged: Vec<TaskId>,
+    damaged: BTreeSet<TaskId>,
 }
 
 impl Damage<'_> {
@@ -224,12 +224,22 @@ impl Damage<'_> {
         task_of(key).is_none_or(|task| !self.left_out.whole.contains(&task))
     }
 
+    /// No whole record of this task came where it should. It may have come elsewhere: a row whose key is damaged and
+    /// too high makes all behind it late.
+    fn missed(&mut self, snapshot: &Snapshot, key: &[u8]) {
+        let is_there =
+            snapshot.get(tables::KEPT, key).is_ok_and(|row| row.is_some_and(|row| seal::is_whole(key, &row)));
+        if !is_there {
+            self.met(key);
+        }
+    }
+
     /// The record of this task is damaged, or not there.
     fn met(&mut self, key: &[u8]) {
         // A key that no task has is not asked for.
         let task = task_of(key).filter(|task| !self.left_out.damaged.contains(task));
         if let Some(task) = task.filter(|_| self.damaged.len() < DAMAGED_MAX) {
-            self.damaged.push(task);
+            self.damaged.insert(task);
         }
     }
 }

@@ -116,6 +116,15 @@ async fn founders_go_on_without_one_that_was_lost_between_their_votes_and_its_fi
     cluster.stop().await;
 }
 
+// On one thread the engine does not run before somebody waits for it.
+#[tokio::test]
+async fn a_member_says_who_its_members_are_as_soon_as_it_has_started() {
+    let mut cluster = Cluster::down(3, usual);
+    cluster.start(1).await;
+    assert_eq!(cluster.replica(1).members().voters, BTreeSet::from([member(1), member(2), member(3)]));
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_acknowledged_outlives_the_leader() {
     let mut cluster = Cluster::new(3, usual).await;
