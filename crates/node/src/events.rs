@@ -17,6 +17,8 @@ use crate::ends::state_after;
 
 /// How many events the ring keeps, and what is left of those that came with the oldest of them.
 const RING_MAX: u64 = 16_384;
+/// Notices of an entry that are kept for each of its events, as they came.
+const SPARE_MAX: u64 = 2;
 /// How many events a stream takes from the ring at once.
 const STREAM_STEP: usize = 256;
 /// Room for the events of one millisecond between two starts of a node.
@@ -165,7 +167,19 @@ impl Events {
 
     /// Adds what happened to tasks, so many of the notices of an entry.
     pub(crate) fn happened(&self, shard: ShardId, count: u64, notices: &Arc<Vec<Notice>>) {
-        self.add(count, What::Entry(shard, notices.clone()));
+        // What no event has must not stay with those that are kept: other notices, and texts of any length.
+        let has_text = |notice: &Notice| {
+            matches!(
+                &notice.effect,
+                Effect::Happened { event: Event::Failed { .. } | Event::Ended { .. }, .. }
+            )
+        };
+        let is_lean = notices.len() as u64 <= SPARE_MAX * count && !notices.iter().any(has_text);
+        let what = match is_lean {
+            true => What::Entry(shard, notices.clone()),
+            false => What::Events(notices.iter().filter_map(|notice| event_of(shard, notice)).collect()),
+        };
+        self.add(count, what);
     }
 
     fn add(&self, count: u64, what: What) {
@@ -333,5 +347,17 @@ mod tests {
         let mut second = events.stream(Some(seen[1].id));
         assert_eq!(second.next().await.unwrap(), seen[2], "in the middle of an entry");
         assert_eq!(events.count(), 4);
+        // What has a text, or much beside its events, is kept another way and reads the same.
+        let failed = Event::Failed {
+            worker: seen[2].worker.clone().unwrap(),
+            error: "no".into(),
+            state: StateKind::Dead,
+            retry_in: Millis(0),
+        };
+        let mut with_text = vec![notice(Effect::Ready { queue: queue.clone() }); 5];
+        with_text.push(happened(failed));
+        events.happened(shard, 1, &Arc::new(with_text));
+        let failed = stream.next().await.unwrap();
+        assert_eq!((failed.kind, failed.id, failed.state), ("failed", seen[3].id + 1, Some(StateKind::Dead)));
     }
 }

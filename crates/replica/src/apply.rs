@@ -120,7 +120,7 @@ fn apply_batch<M: Codec>(
         let at = Position { n: n as u32, ..batch.at };
         results.push(core.machine.apply(at, command, &mut effects));
         if tells {
-            notices.reserve(effects.as_slice().len());
+            notices.reserve(effects.as_slice().iter().filter(|effect| is_told(effect)).count());
         }
         for effect in effects.drain() {
             core.keep.take(at, &effect);

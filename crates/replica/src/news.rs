@@ -126,9 +126,8 @@ impl NewsTable {
 
     /// The only news of this task is that it went.
     pub(crate) fn forget(&mut self, task: TaskId) {
-        let news = self.of(task);
-        news.clear();
-        news.forgotten = true;
+        // Nobody else gets this slot before the cut, so its room goes.
+        *self.of(task) = News { forgotten: true, ..News::default() };
     }
 
     /// All of them, in no order.
