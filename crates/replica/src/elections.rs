@@ -79,7 +79,7 @@ impl<M: Codec> Replica<M> {
         let here: Vec<MemberId> =
             voters.into_iter().filter(|member| *member == self.member() || is_up(member.node())).collect();
         let Some(turn) = turn(&here, self.group(), self.member()) else { return false };
-        let is_new = self.inner.shared.log.state().last.is_none_or(|last| last.index == 0);
+        let is_new = self.inner.shared.is_new();
         if 2 * here.len() <= count || is_new && here.len() < count {
             return false;
         }

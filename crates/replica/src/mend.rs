@@ -302,8 +302,7 @@ fn is_missed<M: Codec>(shared: &Shared<M>, task: TaskId) -> bool {
 pub(crate) async fn give<M: Codec>(shared: &Arc<Shared<M>>, ask: RecordAsk) -> Result<RecordAnswer> {
     let bits = u128::from(ask.task_high) << 64 | u128::from(ask.task_low);
     let task = TaskId::from_bits(bits).ok_or_else(|| Error::malformed("a task id"))?;
-    let is_new = shared.log.state().last.is_none_or(|last| last.index == 0);
-    if shared.applied_index.borrow().is_none_or(|applied| applied == 0) && is_new {
+    if shared.applied_index.borrow().is_none_or(|applied| applied == 0) && shared.is_new() {
         // A new member, which has had nothing that it could have kept, but who its founders are.
         return Ok(RecordAnswer::default());
     }

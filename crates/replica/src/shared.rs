@@ -157,6 +157,11 @@ impl<M: Machine> Shared<M> {
         }
     }
 
+    /// Whether it has had nothing of its group yet, but who founded it.
+    pub(crate) fn is_new(&self) -> bool {
+        self.log.state().last.is_none_or(|last| last.index == 0)
+    }
+
     /// The leader was heard.
     pub(crate) fn hear(&self) {
         *self.heard.lock() = Some(tokio::time::Instant::now());

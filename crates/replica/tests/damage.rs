@@ -202,19 +202,30 @@ fn flip_bytes(disk: &MemDisk, record: &[u8]) {
     places.into_iter().for_each(|at| disk.flip(&path, (at + record.len() / 2) as u64, 3));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_record_is_never_handed_on() {
+/// Three members, of which the third is away while the others get twenty tasks and forget their log.
+async fn one_away() -> Cluster {
     let mut cluster = Cluster::new(3, forgetful).await;
     cluster.kill(3, 3);
     cluster.propose(&tasks(0..20)).await;
     cluster.same_everywhere().await;
     forget(&cluster, &[1, 2]).await;
-    damage(&mut cluster, 1, &["envelope 13"]).await;
-    lead(&cluster, 1).await;
-    forget(&cluster, &[1, 2]).await;
+    cluster
+}
+
+/// It is back, and gets what it missed by a checkpoint of the first.
+async fn comes_back(cluster: &mut Cluster) {
+    lead(cluster, 1).await;
+    forget(cluster, &[1, 2]).await;
     cluster.start(3).await;
     cluster.same_everywhere().await;
     assert!(cluster.net.snapshots.load(Ordering::Relaxed) > 0, "it must have come by a checkpoint");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_record_is_never_handed_on() {
+    let mut cluster = one_away().await;
+    damage(&mut cluster, 1, &["envelope 13"]).await;
+    comes_back(&mut cluster).await;
     stop(&mut cluster, 3).await;
     assert!(is_whole(&cluster.disks[&3], TABLE_KEPT, 13));
     // The sender mended its own first.
@@ -243,22 +254,14 @@ fn flip_key(disk: &MemDisk, task: u64, text: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_under_a_damaged_key_is_missed_before_a_checkpoint_is_sent() {
-    let mut cluster = Cluster::new(3, forgetful).await;
-    cluster.kill(3, 3);
-    cluster.propose(&tasks(0..20)).await;
-    cluster.same_everywhere().await;
-    forget(&cluster, &[1, 2]).await;
+    let mut cluster = one_away().await;
     stop(&mut cluster, 1).await;
     for task in [7, 19] {
         flip_key(&cluster.disks[&1], task, &format!("envelope {task}"));
         assert_eq!(row(&cluster.disks[&1], TABLE_KEPT, task), None, "the flip must be seen");
     }
     cluster.start(1).await;
-    lead(&cluster, 1).await;
-    forget(&cluster, &[1, 2]).await;
-    cluster.start(3).await;
-    cluster.same_everywhere().await;
-    assert!(cluster.net.snapshots.load(Ordering::Relaxed) > 0, "it must have come by a checkpoint");
+    comes_back(&mut cluster).await;
     stop(&mut cluster, 3).await;
     stop(&mut cluster, 1).await;
     for (node, task) in [(1, 7), (1, 19), (3, 7), (3, 19)] {
