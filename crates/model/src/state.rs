@@ -225,4 +225,67 @@ impl Event {
             Event::Requeued { .. } => "requeued",
         }
     }
+
+    /// What the task is after it.
+    pub fn state(&self) -> StateKind {
+        match self {
+            Event::Enqueued { state }
+            | Event::Freed { state, .. }
+            | Event::Failed { state, .. }
+            | Event::Ended { state, .. }
+            | Event::Requeued { state } => *state,
+            Event::BecameReady => StateKind::Ready,
+            Event::BecameDelayed => StateKind::Delayed,
+            Event::Claimed { .. } | Event::CancelRequested => StateKind::Claimed,
+            Event::Acked { .. } => StateKind::Done,
+        }
+    }
+}
+
+/// How far a task has come: its history leads there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stand {
+    /// What it is.
+    pub state: StateKind,
+    /// Its last fence.
+    pub fence: Fence,
+    /// Attempts used up.
+    pub attempts: u32,
+}
+
+impl Stand {
+    /// Where a task stands after a line that says all of it: its enqueue, or a claim.
+    pub fn at(event: &Event) -> Option<Stand> {
+        match event {
+            Event::Enqueued { state } => Some(Stand { state: *state, fence: Fence(0), attempts: 0 }),
+            Event::Claimed { attempt, fence, .. } => {
+                Some(Stand { state: StateKind::Claimed, fence: *fence, attempts: attempt.checked_sub(1)? })
+            }
+            _ => None,
+        }
+    }
+
+    /// Where it stands after one more line; nothing if that cannot follow.
+    pub fn after(self, event: &Event) -> Option<Stand> {
+        let is_claimed = self.state == StateKind::Claimed;
+        let (can_follow, attempts) = match event {
+            Event::Enqueued { .. } => (false, 0),
+            Event::BecameReady => (self.state < StateKind::Ready, self.attempts),
+            Event::BecameDelayed => (self.state == StateKind::Blocked, self.attempts),
+            Event::Claimed { .. } => {
+                let claim = Stand::at(event)?;
+                let can_follow = self.state == StateKind::Ready && self.attempts == claim.attempts;
+                return can_follow.then_some(claim);
+            }
+            Event::Freed { reason, .. } => {
+                (is_claimed, self.attempts.saturating_add(reason.uses_attempt().into()))
+            }
+            Event::Failed { .. } => (is_claimed, self.attempts.saturating_add(1)),
+            Event::Acked { .. } | Event::CancelRequested => (is_claimed, self.attempts),
+            // The line before may have said so too.
+            Event::Ended { .. } => (true, self.attempts),
+            Event::Requeued { .. } => (self.state.is_ended(), 0),
+        };
+        can_follow.then_some(Stand { state: event.state(), attempts, ..self })
+    }
 }

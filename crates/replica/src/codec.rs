@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use model::catalog::{CatalogCommand, CatalogReply};
 use model::command::Fail;
-use model::{Claimed, Command, Millis, Reply, TaskId};
+use model::{Claimed, Command, Millis, Reply, Stand, TaskId};
 use state_machine::{Catalog, Machine, Shard};
 use wire::catalog::CatalogMessage;
 use wire::command::CommandMessage;
@@ -37,8 +37,11 @@ pub trait Codec: Machine {
     /// Whether a command brings work that was not there: it is refused before those that end work.
     fn is_new_work(command: &Self::Command) -> bool;
 
-    /// Whether there is such a task: then something is kept of it.
-    fn has(&self, task: TaskId) -> bool;
+    /// How far a task has come, if it is there: then something is kept of it.
+    fn stand(&self, task: TaskId) -> Option<Stand>;
+
+    /// The same of its row in a checkpoint.
+    fn stored_stand(key: &[u8], value: &[u8]) -> Option<Stand>;
 
     /// The claims in a reply, which want their envelopes.
     fn claims(reply: &mut Self::Reply) -> Option<&mut Vec<Claimed>>;
@@ -67,8 +70,12 @@ impl Codec for Shard {
         matches!(command, Command::Enqueue { .. })
     }
 
-    fn has(&self, task: TaskId) -> bool {
-        self.task(task).is_some()
+    fn stand(&self, task: TaskId) -> Option<Stand> {
+        Shard::stand(self, task)
+    }
+
+    fn stored_stand(key: &[u8], value: &[u8]) -> Option<Stand> {
+        Shard::stored_stand(key, value)
     }
 
     fn claims(reply: &mut Reply) -> Option<&mut Vec<Claimed>> {
@@ -111,8 +118,12 @@ impl Codec for Catalog {
         false
     }
 
-    fn has(&self, _task: TaskId) -> bool {
-        false
+    fn stand(&self, _task: TaskId) -> Option<Stand> {
+        None
+    }
+
+    fn stored_stand(_key: &[u8], _value: &[u8]) -> Option<Stand> {
+        None
     }
 
     fn claims(_reply: &mut CatalogReply) -> Option<&mut Vec<Claimed>> {

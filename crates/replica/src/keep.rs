@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hashbrown::HashMap;
-use model::{Event, Position, TaskId};
+use model::{Position, TaskId};
 use state_machine::Effect;
 use state_machine::view::HistoryLine;
 
@@ -20,24 +20,7 @@ const CACHED_OVERHEAD_BYTES: usize = 120;
 
 /// Whether a task's envelope will be wanted again: nobody holds the task, and it has not ended.
 fn is_waiting(news: &News) -> bool {
-    match news.history.last().map(|line| &line.event) {
-        None | Some(Event::Enqueued { .. } | Event::BecameReady | Event::BecameDelayed) => true,
-        Some(Event::Requeued { .. }) => true,
-        Some(Event::Freed { state, .. } | Event::Failed { state, .. }) => state.is_waiting(),
-        Some(Event::Claimed { .. } | Event::Acked { .. } | Event::CancelRequested | Event::Ended { .. }) => {
-            false
-        }
-    }
-}
-
-/// Whether a task has ended with this: nobody will claim it, unless it is requeued. A claim is no end, and its
-/// answer wants the envelope still.
-fn ends(event: &Event) -> bool {
-    match event {
-        Event::Acked { .. } | Event::Ended { .. } => true,
-        Event::Failed { state, .. } | Event::Freed { state, .. } => state.is_ended(),
-        _ => false,
-    }
+    news.history.last().is_none_or(|line| line.event.state().is_waiting())
 }
 
 /// What is on its way to the disk.
@@ -80,7 +63,8 @@ impl Keep {
             Effect::Happened { task, event, .. } => {
                 let line = HistoryLine { at: at.wall, index: at.index, event: event.clone() };
                 self.news.of(*task).happened(line);
-                if ends(event) {
+                // A claim is no end, and its answer wants the envelope still.
+                if event.state().is_ended() {
                     self.uncache(*task);
                 }
             }
@@ -195,7 +179,7 @@ pub(crate) fn cacheable(writing: &Writing, mut room: usize) -> Vec<(TaskId, Byte
 #[cfg(test)]
 mod tests {
     use model::limits::HISTORY_MAX;
-    use model::{Elapsed, QueueName, ShardId, StateKind, WallTime, WorkerName};
+    use model::{Elapsed, Event, QueueName, ShardId, StateKind, WallTime, WorkerName};
 
     use super::*;
 

@@ -142,7 +142,7 @@ impl<M: Codec> Replica<M> {
         let unread: Vec<usize> = {
             let core = shared.lock();
             let is_unread = |n: &usize| !matches!(envelopes[*n], Ok(Some(_)) | Err(Error::Stopped));
-            (0..tasks.len()).filter(is_unread).filter(|&n| core.machine.has(tasks[n])).collect()
+            (0..tasks.len()).filter(is_unread).filter(|&n| core.machine.stand(tasks[n]).is_some()).collect()
         };
         let wanted: Vec<TaskId> = unread.iter().map(|&n| tasks[n]).collect();
         let mends = wanted.into_iter().map(|task| {

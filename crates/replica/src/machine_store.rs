@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
+use model::TaskId;
 use openraft::alias::{SnapshotMetaOf, SnapshotOf};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine};
 use openraft::{OptionalSend, Snapshot, SnapshotMeta};
@@ -36,6 +37,8 @@ pub(crate) struct CheckpointHandle<M> {
 pub(crate) struct Received<M> {
     pub(crate) path: PathBuf,
     pub(crate) core: Core<M>,
+    /// Tasks of which something is missing in it.
+    pub(crate) lacking: Vec<TaskId>,
 }
 
 /// The engine's state machine.

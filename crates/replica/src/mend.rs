@@ -226,13 +226,11 @@ async fn write<M: Codec>(
                 Ok(Standing::Whole) => drop(whole.insert(task)),
                 // One page must not keep the others from being mended.
                 Ok(Standing::Unwritable) | Err(_) => {}
-                Ok(Standing::Damaged { is_later }) => {
+                Ok(Standing::Damaged) => {
                     let key = tables::key(task);
                     batch.put(tables::KEPT, &key, &seal::sealed(&key, &fetched.kept));
-                    if is_later {
-                        // All of it is in the other.
-                        batch.delete(tables::LATER, &key);
-                    }
+                    // All of it is in the other.
+                    batch.delete(tables::LATER, &key);
                     mended.push(task);
                 }
             }
@@ -263,10 +261,8 @@ async fn write<M: Codec>(
 /// What is on the disk where a record goes.
 enum Standing {
     Whole,
-    /// A damaged record, or none where there should be one.
-    Damaged {
-        is_later: bool,
-    },
+    /// A damaged record, or less than there should be.
+    Damaged,
     /// Pages that cannot be read, and so not be written; or no record, as it should be.
     Unwritable,
 }
@@ -277,25 +273,26 @@ fn standing<M: Codec>(
     task: TaskId,
 ) -> storage::Result<Standing> {
     let key = tables::key(task);
-    let first = records::row(store, tables::KEPT, &key)?;
-    let later = records::row(store, tables::LATER, &key)?;
-    if [&first, &later].into_iter().flatten().any(records::is_unreadable) {
+    let rows = [records::row(store, tables::KEPT, &key)?, records::row(store, tables::LATER, &key)?];
+    if rows.iter().flatten().any(records::is_unreadable) {
         return Ok(Standing::Unwritable);
     }
     let is_damaged = |row: Bytes| seal::opened::<KeptMessage>(&key, row).is_none();
-    let is_later = later.is_some_and(is_damaged);
-    Ok(match first.map(is_damaged) {
-        Some(false) if !is_later => Standing::Whole,
-        Some(_) => Standing::Damaged { is_later },
-        None if is_missed(shared, task) => Standing::Damaged { is_later },
-        None => Standing::Unwritable,
+    let [first, later] = rows.map(|row| row.map(is_damaged));
+    Ok(match first {
+        None if !is_missed(shared, task) => Standing::Unwritable,
+        Some(false) if later != Some(true) => match records::kept(shared, task)? {
+            Found::Damaged(_) => Standing::Damaged,
+            _ => Standing::Whole,
+        },
+        _ => Standing::Damaged,
     })
 }
 
 /// Whether the disk should have a record of this task: it is there, and not only since the last checkpoint.
 fn is_missed<M: Codec>(shared: &Shared<M>, task: TaskId) -> bool {
     let core = shared.lock();
-    core.machine.has(task) && !core.keep.news(task).iter().flatten().any(|news| news.fresh)
+    core.machine.stand(task).is_some() && !core.keep.news(task).iter().flatten().any(|news| news.fresh)
 }
 
 /// Answers a member that asks for a record: with what is whole here, once as much is applied here as there.

@@ -2,9 +2,11 @@
 //!
 //! The formats are in `docs/formats/entry.md`.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use model::limits::HISTORY_MAX;
-use model::{GroupId, Mutant, TaskId, mutant};
+use model::{GroupId, Mutant, Stand, TaskId, mutant};
 use storage::{Batch, CheckpointStore};
 use wire::entry::{CheckpointHead, LogId as LogIdMessage};
 use wire::history::{KeptMessage, LineMessage};
@@ -20,7 +22,7 @@ use crate::type_config::{log_id_to_message, membership_to_message};
 
 /// Tasks whose records are read at once, before they are written again.
 const READ_MAX: usize = 1_000;
-/// Not the bytes of any record.
+/// Not the bytes of any record: in the place of a row that cannot be read.
 const NO_RECORD: &[u8] = &[0xff];
 
 /// Puts the checkpoint's word on itself.
@@ -144,12 +146,10 @@ pub(crate) enum Found {
 /// What is known of a task: on disk, on its way there, and newer than that.
 pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Result<Found> {
     // Memory first: what a checkpoint moves from there to the disk meanwhile is then seen twice, not never.
-    let news = {
+    let (stand, news) = {
         let core = shared.lock();
-        if !core.machine.has(task) {
-            return Ok(Found::Gone);
-        }
-        core.keep.news(task)
+        let Some(stand) = core.machine.stand(task) else { return Ok(Found::Gone) };
+        (stand, core.keep.news(task))
     };
     let store = shared.store()?;
     let key = tables::key(task);
@@ -171,9 +171,43 @@ pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Resul
     }
     Ok(match all {
         None if !is_damaged => Found::Nothing,
-        Some(all) if !is_damaged && all.envelope.is_some() => Found::Whole(all),
+        Some(all) if !is_damaged && is_all(&all, stand) => Found::Whole(all),
         all => Found::Damaged(all.unwrap_or_default()),
     })
+}
+
+/// Whether this is all that is kept of a task: its history leads to where the task stands, or further. What came later
+/// than the first record may be under a damaged key, and nothing else would miss it.
+pub(crate) fn is_all(kept: &KeptMessage, stand: Stand) -> bool {
+    // Of a long history only the end is left; its first claim tells how far the task had come.
+    let is_cut = kept.history.len() >= HISTORY_MAX;
+    let (mut at, mut has_come) = (None::<Stand>, false);
+    for event in kept.history.iter().map(LineMessage::event) {
+        // One that is unknown was written by a newer program, which may know better.
+        let Ok(event) = event else { return kept.envelope.is_some() };
+        let next = match at {
+            Some(at) => at.after(&event),
+            None => Stand::at(&event),
+        };
+        if next.is_none() && (at.is_some() || !is_cut) {
+            // Before it something is missing.
+            return false;
+        }
+        at = next;
+        has_come |= at == Some(stand);
+    }
+    kept.envelope.is_some() && (has_come || is_cut && at.is_none())
+}
+
+/// What two members have of a task, each perhaps without some of it.
+pub(crate) fn merged(one: KeptMessage, other: KeptMessage) -> KeptMessage {
+    let last = |kept: &KeptMessage| kept.history.last().map(LineMessage::index);
+    let (mut new, old) = if last(&one) > last(&other) { (one, other) } else { (other, one) };
+    let indexes: BTreeSet<u64> = new.history.iter().map(LineMessage::index).collect();
+    new.history.extend(old.history.into_iter().filter(|line| !indexes.contains(&line.index())));
+    // What one entry did stays in its order.
+    new.history.sort_by_key(LineMessage::index);
+    joined(KeptMessage { history: Vec::new(), ..old }, new)
 }
 
 /// A record whose bytes are not those that were written.
@@ -195,7 +229,7 @@ fn message(news: &News) -> KeptMessage {
 }
 
 /// Two records of one task, the newer word counting.
-fn joined(mut old: KeptMessage, new: KeptMessage) -> KeptMessage {
+pub(crate) fn joined(mut old: KeptMessage, new: KeptMessage) -> KeptMessage {
     old.envelope = new.envelope.or(old.envelope);
     old.output = new.output.or(old.output);
     old.detail = new.detail.or(old.detail);
@@ -209,13 +243,96 @@ fn joined(mut old: KeptMessage, new: KeptMessage) -> KeptMessage {
 
 #[cfg(test)]
 mod tests {
-    use model::{Event, WallTime};
+    use model::{Event, Fence, Millis, StateKind, WallTime, WorkerName};
 
     use super::*;
 
     fn lines(indexes: std::ops::Range<u64>) -> KeptMessage {
         let line = |index| LineMessage::new(WallTime::from_millis(index), index, &Event::BecameReady);
         KeptMessage { history: indexes.map(line).collect(), ..KeptMessage::default() }
+    }
+
+    fn record(events: &[Event]) -> KeptMessage {
+        let line = |(n, event)| LineMessage::new(WallTime::from_millis(1), n as u64, event);
+        let history = events.iter().enumerate().map(line).collect();
+        KeptMessage { envelope: Some(Bytes::new()), history, ..KeptMessage::default() }
+    }
+
+    fn life(attempts: std::ops::RangeInclusive<u32>) -> Vec<Event> {
+        let worker = WorkerName::new("w").unwrap();
+        let mut events = Vec::new();
+        for attempt in attempts {
+            let fence = Fence(u64::from(attempt) * 10);
+            events.push(Event::Claimed { worker: worker.clone(), attempt, fence });
+            let (error, retry_in) = (String::new(), Millis(1));
+            events.push(Event::Failed {
+                worker: worker.clone(),
+                error,
+                state: StateKind::Retrying,
+                retry_in,
+            });
+            events.push(Event::BecameReady);
+        }
+        events
+    }
+
+    #[test]
+    fn a_record_is_all_when_its_history_leads_to_where_the_task_stands() {
+        let enqueued = Event::Enqueued { state: StateKind::Ready };
+        let all = [vec![enqueued], life(1..=3)].concat();
+        let stands: Vec<Stand> = all
+            .iter()
+            .scan(None::<Stand>, |at, event| {
+                *at = at.map_or_else(|| Stand::at(event), |at| at.after(event));
+                *at
+            })
+            .collect();
+        assert_eq!(stands.len(), all.len());
+        for (n, stand) in stands.iter().enumerate() {
+            for lines in 0..=all.len() {
+                let is_all = is_all(&record(&all[..lines]), *stand);
+                assert_eq!(is_all, lines > n, "the first {lines} lines, of {n} the task knows");
+            }
+        }
+        let without = |skipped: std::ops::Range<usize>| {
+            let mut some = all.clone();
+            some.drain(skipped);
+            is_all(&record(&some), stands[all.len() - 1])
+        };
+        assert!(!without(1..4) && !without(4..7), "an attempt is missing in between");
+        assert!(!without(7..10) && !without(9..10), "the last ones are missing");
+        assert!(!without(5..6), "a claim does not follow a claim");
+        let no_envelope = KeptMessage { envelope: None, ..record(&all) };
+        assert!(!is_all(&no_envelope, stands[3]));
+    }
+
+    #[test]
+    fn two_parts_of_a_record_are_one() {
+        let all = KeptMessage { output: Some(Bytes::from_static(b"out")), ..lines(0..8) };
+        let part = |lines: KeptMessage, output: bool| KeptMessage {
+            output: all.output.clone().filter(|_| output),
+            ..lines
+        };
+        let gap = part(joined(lines(0..2), lines(5..8)), true);
+        for (one, other) in
+            [(gap, part(lines(0..6), false)), (part(lines(0..8), false), part(lines(0..3), true))]
+        {
+            assert_eq!(merged(one.clone(), other.clone()), all);
+            assert_eq!(merged(other, one), all);
+        }
+    }
+
+    #[test]
+    fn of_a_long_history_the_end_says_enough() {
+        let long = life(1..=40);
+        let end = &long[long.len() - HISTORY_MAX..];
+        let stand = Stand { state: StateKind::Ready, fence: Fence(400), attempts: 40 };
+        assert!(is_all(&record(end), stand));
+        assert!(!is_all(&record(&long[..HISTORY_MAX]), stand));
+        let ended = Event::Ended { state: StateKind::Cancelled, reason: String::new() };
+        let waits = [ended, Event::Requeued { state: StateKind::Ready }];
+        let waits: Vec<_> = waits.iter().cycle().take(HISTORY_MAX).cloned().collect();
+        assert!(is_all(&record(&waits), stand), "nothing there says how far it had come");
     }
 
     #[test]

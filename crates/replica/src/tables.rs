@@ -16,3 +16,8 @@ pub(crate) const LATER: u8 = 17;
 pub(crate) fn key(task: TaskId) -> [u8; 16] {
     task.bits().to_be_bytes()
 }
+
+/// The task of a key.
+pub(crate) fn task_of(key: &[u8]) -> Option<TaskId> {
+    TaskId::from_bits(u128::from_be_bytes(key.try_into().ok()?))
+}

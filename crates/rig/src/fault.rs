@@ -158,7 +158,10 @@ impl Site<'_> {
         let (Some(&last), false) = (free.last(), free.is_empty()) else { return Ok(None) };
         let one = free[self.rng.random_range(0..free.len())];
         let other = (one + self.rng.random_range(1..size)) % size;
-        self.history.fault(fault.word());
+        match fault {
+            Fault::ClockJump => self.history.wrong_clock(fault.word()),
+            _ => self.history.fault(fault.word()),
+        }
         let nodes = match fault {
             Fault::Kill => self.cluster.kill(one).map(|()| vec![one])?,
             Fault::Freeze => self.cluster.freeze(one).map(|()| vec![one])?,

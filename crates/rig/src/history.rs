@@ -57,6 +57,11 @@ impl Outcome {
     }
 }
 
+/// All nodes have the wall clock of one machine; that clock itself may be set while they run.
+const SKEW_MS: u64 = 500;
+/// What a node counts for a wrong clock, and does not stamp with, is further off than this.
+const WRONG_SKEW_MS: u64 = 10_000;
+
 /// When a call was made.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
@@ -78,8 +83,9 @@ impl History {
             gap_us: AtomicU64::new(0),
             found: Mutex::default(),
         };
-        let run = json!({"version": 1, "name": name, "shards": shards, "calls": CALLS, "faults": faults});
-        history.write(&json!({"run": run}));
+        history.write(&json!({"run": {
+            "version": 1, "name": name, "shards": shards, "wall_skew_ms": SKEW_MS, "calls": CALLS, "faults": faults,
+        }}));
         Ok(history)
     }
 
@@ -115,6 +121,12 @@ impl History {
     /// Notes a fault that fires.
     pub(crate) fn fault(&self, kind: &str) {
         self.write(&json!({"fault": {"kind": kind, "at_us": self.now_us()}}));
+    }
+
+    /// A clock is about to be wrong: from now on wall clocks may be further apart.
+    pub(crate) fn wrong_clock(&self, kind: &str) {
+        let at_us = self.now_us();
+        self.write(&json!({"fault": {"kind": kind, "at_us": at_us, "wall_skew_ms": WRONG_SKEW_MS}}));
     }
 
     /// A write succeeded in a shard, counted from 1.

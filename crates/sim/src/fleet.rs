@@ -134,9 +134,10 @@ impl Child {
         }))
     }
 
-    /// The run's trace: all that there is to see of it.
-    fn trace(&self) -> io::Result<Vec<u8>> {
-        Ok(self.output("--trace")?.0)
+    /// The run's trace, all that there is to see of it, and whether every promise held.
+    fn trace(&self) -> io::Result<(Vec<u8>, bool)> {
+        let (trace, status) = self.output("--trace")?;
+        Ok((trace, status.is_some_and(|status| status.success())))
     }
 
     /// What it prints, and how it ended; nothing if it had to be stopped.
@@ -200,12 +201,16 @@ fn each<T: Send>(
     });
 }
 
-/// Makes the run twice; where the traces part, if they do.
+/// Makes the run twice; what is wrong with that, if something is: most often where the traces part.
 pub fn twice(child: &Child) -> io::Result<Option<String>> {
-    let (first, second) = (child.trace()?, child.trace()?);
+    let ((first, first_held), (second, second_held)) = (child.trace()?, child.trace()?);
     if first == second {
         let lines = first.iter().filter(|byte| **byte == b'\n').count();
-        return Ok((lines < 10).then(|| format!("the trace has {lines} lines: was there a run at all?")));
+        return Ok(match (lines, first_held && second_held) {
+            (0..10, _) => Some(format!("the trace has {lines} lines: was there a run at all?")),
+            (_, false) => Some("the traces are the same, but a promise broke: run it once to see".to_owned()),
+            (_, true) => None,
+        });
     }
     let mut pairs = first.split(|byte| *byte == b'\n').zip(second.split(|byte| *byte == b'\n'));
     let parted = pairs.position(|(one, other)| one != other);
@@ -215,12 +220,12 @@ pub fn twice(child: &Child) -> io::Result<Option<String>> {
     };
     Ok(Some(match parted {
         Some(number) => format!(
-            "line {}:\n  first:  {}\n  second: {}",
+            "the traces part at line {}:\n  first:  {}\n  second: {}",
             number + 1,
             line(&first, number),
             line(&second, number)
         ),
-        None => "one is longer than the other".to_owned(),
+        None => "one trace is longer than the other".to_owned(),
     }))
 }
 
@@ -242,7 +247,14 @@ pub fn shrink(child: &Child, mut tell: impl FnMut(&str)) -> io::Result<(Child, S
     while best.wishes.busy > Duration::from_secs(1)
         && attempt(&mut best, &mut summary, &|wishes| wishes.busy /= 2)?
     {}
-    attempt(&mut best, &mut summary, &|wishes| wishes.busy = wishes.busy.mul_f64(0.75))?;
+    // Between the shortest that fails and half of it, which does not.
+    let mut least = best.wishes.busy / 2;
+    while best.wishes.busy - least > Duration::from_millis(250) {
+        let middle = least + (best.wishes.busy - least) / 2;
+        if !attempt(&mut best, &mut summary, &|wishes| wishes.busy = middle)? {
+            least = middle;
+        }
+    }
     let kinds: Vec<String> = summary.coverage.faults().map(str::to_owned).collect();
     for kind in kinds {
         attempt(&mut best, &mut summary, &|wishes| {

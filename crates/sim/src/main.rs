@@ -135,7 +135,7 @@ fn twice(arguments: &Arguments, out: &mut impl Write) -> io::Result<u8> {
             None => Ok(()),
             Some(how) => {
                 parted += 1;
-                writeln!(out, "seed {seed}: the traces part at {how}")?;
+                writeln!(out, "seed {seed}: {how}")?;
                 out.flush()
             }
         });
@@ -145,7 +145,7 @@ fn twice(arguments: &Arguments, out: &mut impl Write) -> io::Result<u8> {
     });
     failed?;
     let runs = arguments.children.len();
-    writeln!(out, "{} of {runs} seeds identical", runs - parted)?;
+    writeln!(out, "{} of {runs} seeds identical, and held", runs - parted)?;
     Ok(if parted == 0 { HELD } else { BROKEN })
 }
 

@@ -39,7 +39,7 @@ const GENERATION: &str = "generation";
 /// Rows that are looked through at once to be removed.
 const REMOVED_AT_ONCE: usize = 1024;
 
-type Rows<'a> = TableDefinition<'a, &'static [u8], &'static [u8]>;
+type NamedTable<'a> = TableDefinition<'a, &'static [u8], &'static [u8]>;
 
 /// A key and its value.
 pub type Row = (Bytes, Bytes);
@@ -156,7 +156,12 @@ impl CheckpointStore {
     /// Replaces the whole content by that of a spooled file, or changes nothing. The rows are written in bounded
     /// transactions into new tables, and one more makes them count.
     pub fn install(&self, path: &Path) -> Result<Spooled> {
-        crate::spool::install(self, path)
+        self.install_with(path, &mut |_| Ok(()))
+    }
+
+    /// The same, with what `amend` changes in it before it counts.
+    pub fn install_with(&self, path: &Path, amend: Amend<'_>) -> Result<Spooled> {
+        crate::spool::install(self, path, amend)
     }
 
     pub(crate) fn disk(&self) -> &dyn Disk {
@@ -295,6 +300,27 @@ impl CheckpointStore {
     }
 }
 
+/// Changes what is being installed.
+pub type Amend<'a> = &'a mut dyn FnMut(Next<'_>) -> Result<()>;
+
+/// What is being installed, and does not count yet.
+#[derive(Clone, Copy)]
+pub struct Next<'a>(pub(crate) &'a CheckpointStore);
+
+impl Next<'_> {
+    /// A value.
+    pub fn get(&self, table: u8, key: &[u8]) -> Result<Option<Bytes>> {
+        let mut snapshot = self.0.snapshot()?;
+        snapshot.generation += 1;
+        snapshot.get(table, key)
+    }
+
+    /// Applies the batch.
+    pub fn write(&self, batch: &Batch) -> Result<()> {
+        self.0.write_next(batch)
+    }
+}
+
 impl Snapshot {
     /// A value.
     pub fn get(&self, table: u8, key: &[u8]) -> Result<Option<Bytes>> {
@@ -332,13 +358,13 @@ impl Snapshot {
         self.walk(table, &[], usize::MAX, on_row)
     }
 
-    /// The keys of a table, in order.
-    pub fn keys(&self, table: u8) -> Result<Keys<'_>> {
+    /// The rows of a table, in the order of their keys.
+    pub fn rows(&self, table: u8) -> Result<Rows<'_>> {
         let rows = guarded(&self.path, || {
             let Some(table) = self.table(table)? else { return Ok(None) };
             table.range::<&[u8]>(..).map(Some).map_err(|error| self.failed(error))
         });
-        Ok(Keys { snapshot: self, rows: rows? })
+        Ok(Rows { snapshot: self, rows: rows? })
     }
 
     /// How many rows a table has.
@@ -384,7 +410,7 @@ impl Snapshot {
 
     fn table(&self, table: u8) -> Result<Option<ReadOnlyTable<&'static [u8], &'static [u8]>>> {
         let name = name(self.generation, table);
-        match self.transaction.open_table(Rows::new(&name)) {
+        match self.transaction.open_table(NamedTable::new(&name)) {
             Ok(table) => Ok(Some(table)),
             Err(TableError::TableDoesNotExist(_)) => Ok(None),
             Err(error) => Err(self.failed(error)),
@@ -396,26 +422,28 @@ impl Snapshot {
     }
 }
 
-/// The keys of a table of one state. Ends after an error.
-pub struct Keys<'a> {
+/// The rows of a table of one state, key and value. Ends after an error.
+pub struct Rows<'a> {
     snapshot: &'a Snapshot,
     rows: Option<redb::Range<'static, &'static [u8], &'static [u8]>>,
 }
 
-impl Iterator for Keys<'_> {
-    type Item = Result<Bytes>;
+impl Iterator for Rows<'_> {
+    type Item = Result<(Bytes, Bytes)>;
 
-    fn next(&mut self) -> Option<Result<Bytes>> {
+    fn next(&mut self) -> Option<Result<(Bytes, Bytes)>> {
         let (snapshot, rows) = (self.snapshot, self.rows.as_mut()?);
-        let key = guarded(&snapshot.path, || match rows.next() {
-            Some(Ok((key, _))) => Ok(Some(Bytes::copy_from_slice(key.value()))),
+        let row = guarded(&snapshot.path, || match rows.next() {
+            Some(Ok((key, value))) => {
+                Ok(Some((Bytes::copy_from_slice(key.value()), Bytes::copy_from_slice(value.value()))))
+            }
             Some(Err(error)) => Err(snapshot.failed(error)),
             None => Ok(None),
         });
-        if !matches!(key, Ok(Some(_))) {
+        if !matches!(row, Ok(Some(_))) {
             self.rows = None;
         }
-        key.transpose()
+        row.transpose()
     }
 }
 
@@ -498,7 +526,7 @@ fn transact(
 fn apply(transaction: &WriteTransaction, generation: u64, batch: &Batch) -> Result<(), redb::Error> {
     for (table, changes) in batch.tables() {
         let name = name(generation, table);
-        let mut table = transaction.open_table(Rows::new(&name))?;
+        let mut table = transaction.open_table(NamedTable::new(&name))?;
         apply_table(&mut table, &changes)?;
     }
     Ok(())

@@ -37,7 +37,7 @@ mod table;
 mod writer;
 
 pub use batch::Batch;
-pub use checkpoint::{CheckpointStore, Keys, Snapshot};
+pub use checkpoint::{Amend, CheckpointStore, Next, Rows, Snapshot};
 pub use disk::{Disk, DiskFile, Open, RealDisk};
 pub use error::{Error, Result};
 pub use executor::{Executor, InlineExecutor, ThreadExecutor};

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::batch::Batch;
-use crate::checkpoint::{CheckpointStore, Snapshot};
+use crate::checkpoint::{Amend, CheckpointStore, Next, Snapshot};
 use crate::disk::{Disk, DiskFile, Open};
 use crate::error::{Error, Result};
 
@@ -133,7 +133,7 @@ pub fn read_spooled(disk: &dyn Disk, path: &Path, on_row: OnSpooled<'_>) -> Resu
 }
 
 /// Replaces the content of `store` by that of the file.
-pub(crate) fn install(store: &CheckpointStore, path: &Path) -> Result<Spooled> {
+pub(crate) fn install(store: &CheckpointStore, path: &Path, amend: Amend<'_>) -> Result<Spooled> {
     // All of it is verified before the first row is written.
     let spooled = read(store.disk(), path, &mut |_| Ok(()))?;
     store.clear_next()?;
@@ -144,6 +144,7 @@ pub(crate) fn install(store: &CheckpointStore, path: &Path) -> Result<Spooled> {
         filled.ok_or_else(|| damaged(path, 0, "a row is cut"))?;
         store.write_next(&batch)
     })?;
+    amend(Next(store))?;
     store.swap()?;
     Ok(spooled)
 }

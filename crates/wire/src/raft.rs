@@ -219,6 +219,9 @@ pub struct SnapshotFinish {
     /// The members.
     #[prost(message, optional, tag = "4")]
     pub membership: Option<Membership>,
+    /// Tasks of which something is missing in the file, 16 bytes each, big-endian.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub lacking: Bytes,
 }
 
 /// The answer to a [`SnapshotStep`].

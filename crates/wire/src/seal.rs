@@ -20,6 +20,12 @@ pub fn sealed(key: &[u8], message: &impl Message) -> Vec<u8> {
     bytes
 }
 
+/// A damaged record of this key, to be found where one is missing.
+pub fn missing(key: &[u8]) -> Vec<u8> {
+    let wrong = !sum(key, b"");
+    [SEAL, wrong.to_le_bytes()].concat()
+}
+
 /// Whether a record is the one that was written under this key. One from before there were checksums is taken as
 /// it is.
 pub fn is_whole(key: &[u8], record: &[u8]) -> bool {
@@ -75,6 +81,7 @@ mod tests {
             other[at] ^= 1;
             assert!(!is_whole(&other, &row), "byte {at}");
         }
+        assert!(!is_whole(KEY, &missing(KEY)));
     }
 
     /// Written by a version whose checksum did not count the key.

@@ -45,7 +45,10 @@ fn messages() -> Vec<Row> {
         applied: Some(id(40)),
         membership_at: Some(id(3)),
         membership: Some(membership),
+        lacking: Bytes::new(),
     };
+    let lacking =
+        SnapshotFinish { bytes: 5, lacking: Bytes::from_static(&[7; 16]), ..SnapshotFinish::default() };
     let begin = SnapshotBegin { bytes: 262_148, applied: Some(id(40)) };
     vec![
         (
@@ -100,6 +103,7 @@ fn messages() -> Vec<Row> {
         ("snapshot/begin", encode(&step(SnapshotPart::Begin(begin))), again::<SnapshotStep>),
         ("snapshot/chunk", encode(&step(SnapshotPart::Chunk(chunk))), again::<SnapshotStep>),
         ("snapshot/finish", encode(&step(SnapshotPart::Finish(finish))), again::<SnapshotStep>),
+        ("snapshot/lacking", encode(&step(SnapshotPart::Finish(lacking))), again::<SnapshotStep>),
         (
             "snapshot/answer",
             encode(&SnapshotAnswer { vote: Some(vote()), offset: 262_144, installed: true }),

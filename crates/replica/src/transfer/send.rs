@@ -13,9 +13,10 @@ use openraft::alias::SnapshotMetaOf;
 use openraft::errors::StreamingError;
 use openraft::raft::SnapshotResponse;
 use state_machine::Table;
-use storage::{Disk, DiskFile, Keys, Open, Snapshot};
+use storage::{Disk, DiskFile, Open, Rows, Snapshot};
 use tokio::time::{Instant, sleep, timeout};
 use wire::entry::CheckpointHead;
+use wire::history::KeptMessage;
 use wire::peer::PeerKind;
 use wire::raft::{SnapshotAnswer, SnapshotBegin, SnapshotChunk, SnapshotFinish, SnapshotPart, SnapshotStep};
 use wire::seal;
@@ -26,6 +27,7 @@ use crate::mend::{self, Wanted};
 use crate::network::{Way, unreachable};
 use crate::offload::Offload;
 use crate::peers::Unreached;
+use crate::records;
 use crate::shared::Shared;
 use crate::tables;
 use crate::type_config::{
@@ -39,6 +41,8 @@ const RESTARTS_MAX: u32 = 3;
 const DAMAGED_MAX: usize = 10_000;
 /// Of them, those that other members are asked for at once.
 const MENDS_AT_ONCE: usize = 64;
+/// How often a record is asked for that could not be written.
+const TRIES: usize = 3;
 /// How long others are asked for damaged records, before the rest is left out.
 const MEND_WAIT: Duration = Duration::from_secs(30);
 
@@ -54,6 +58,8 @@ pub(crate) struct Spool {
     head: CheckpointHead,
     path: PathBuf,
     disk: Arc<dyn Disk>,
+    /// Tasks of which something is missing in it: the receiver keeps what it has of them.
+    lacking: BTreeSet<TaskId>,
 }
 
 impl Drop for Spool {
@@ -133,34 +139,24 @@ async fn spool<M: Codec>(way: &Way<M>, known: u64, offload: &Offload) -> storage
     }
     *slot = None;
     let until = Instant::now() + MEND_WAIT;
-    let mut left_out = LeftOut::default();
+    let mut asked = BTreeSet::new();
     // It ends: nothing is found twice.
     loop {
-        let (spool, damaged) = make(shared, left_out.clone(), offload).await?;
+        let (spool, damaged) = make(shared, asked.clone(), offload).await?;
         if damaged.is_empty() {
             *slot = Some((spool.clone(), Instant::now()));
             return Ok(spool);
         }
         drop(spool);
-        left_out.whole.extend(mend_all(way, &damaged, until).await?);
-        left_out.damaged.extend(damaged);
+        mend_all(way, &damaged, until).await?;
+        asked.extend(damaged);
     }
 }
 
-/// What is not in a file.
-#[derive(Clone, Default)]
-struct LeftOut {
-    /// Tasks without what is damaged of their records.
-    damaged: BTreeSet<TaskId>,
-    /// Tasks without any of their records: where the state has a task and there is none, its reader asks all members.
-    /// With a part of it, it would not.
-    whole: BTreeSet<TaskId>,
-}
-
-/// A new file, without damaged records; those that are not among `left_out` are returned.
+/// A new file, without damaged records; those that were not `asked` for yet are returned.
 async fn make<M: Codec>(
     shared: &Arc<Shared<M>>,
-    left_out: LeftOut,
+    asked: BTreeSet<TaskId>,
     offload: &Offload,
 ) -> storage::Result<(Arc<Spool>, Vec<TaskId>)> {
     let shared = shared.clone();
@@ -173,40 +169,42 @@ async fn make<M: Codec>(
             };
             let head = head.ok_or_else(|| damaged(&shared, "its head is not what was written"))?;
             let applied = head.applied.unwrap_or_default();
-            let mends = shared.mends.load(Ordering::Relaxed) + left_out.damaged.len() as u64;
-            let mut parts = vec![shared.member.bits(), applied.term, applied.index, mends];
-            parts.extend(
-                left_out.whole.iter().flat_map(|task| [(task.bits() >> 64) as u64, task.bits() as u64]),
-            );
-            let number = mix(&parts);
+            let mends = shared.mends.load(Ordering::Relaxed) + asked.len() as u64;
+            let number = mix(&[shared.member.bits(), applied.term, applied.index, mends]);
             let path = spool_path(shared.group, number);
             // Removed when it is not whole, too.
-            let mut spool = Spool { number, bytes: 0, head, path, disk: shared.disk.clone() };
-            let mut found = Damage { left_out: &left_out, damaged: BTreeSet::new() };
+            let (disk, lacking) = (shared.disk.clone(), BTreeSet::new());
+            let mut spool = Spool { number, bytes: 0, head, path, disk, lacking };
+            let mut found = Damage { asked: &asked, damaged: BTreeSet::new(), lacking: BTreeSet::new() };
             // Rows of tasks, in the order of their ids, as the machine's are.
-            let mut tasks = Tasks { keys: snapshot.keys(Table::Executions as u8)?, next: None };
+            let mut tasks = Tasks { rows: snapshot.rows(Table::Executions as u8)?, next: None };
             tasks.step()?;
             let mut failed = Ok(());
             let mut takes = |table: u8, key: &[u8], value: &[u8]| match table {
                 // A task without a whole record under its key has a damaged one, or one under a damaged key.
                 tables::KEPT if seal::is_whole(key, value) => {
-                    if let Err(error) = tasks.upto(key, |task| found.missed(&snapshot, task)) {
-                        failed = Err(error);
+                    match tasks.upto(key, |task, row| found.missed::<M>(&snapshot, task, row)) {
+                        Ok(Some(task)) if !is_all::<M>(&snapshot, key, value, &task) => found.met(key),
+                        Ok(_) => {}
+                        Err(error) => failed = Err(error),
                     }
-                    found.takes(key)
+                    true
                 }
                 tables::KEPT => false,
-                // There need not be one, so only those that are there can be looked at.
-                tables::LATER if seal::is_whole(key, value) => found.takes(key),
+                tables::LATER if seal::is_whole(key, value) => true,
                 tables::LATER => {
-                    found.met(key);
+                    // A damaged key may be that of no task.
+                    if !matches!(snapshot.get(Table::Executions as u8, key), Ok(None)) {
+                        found.met(key);
+                    }
                     false
                 }
                 _ => true,
             };
             spool.bytes = snapshot.spool_some(&spool.path, &mut takes)?.bytes;
             failed?;
-            tasks.rest(|task| found.missed(&snapshot, task))?;
+            tasks.rest(|task, row| found.missed::<M>(&snapshot, task, row))?;
+            spool.lacking = found.lacking;
             Ok((Arc::new(spool), found.damaged.into_iter().collect()))
         })
         .await
@@ -214,107 +212,127 @@ async fn make<M: Codec>(
 
 /// What one look through a checkpoint finds.
 struct Damage<'a> {
-    left_out: &'a LeftOut,
+    /// Tasks whose records others were asked for.
+    asked: &'a BTreeSet<TaskId>,
+    /// Tasks with a damaged record that are not among them.
     damaged: BTreeSet<TaskId>,
+    /// Those that are.
+    lacking: BTreeSet<TaskId>,
 }
 
 impl Damage<'_> {
-    /// Whether records of this task go into the file.
-    fn takes(&self, key: &[u8]) -> bool {
-        task_of(key).is_none_or(|task| !self.left_out.whole.contains(&task))
-    }
-
     /// No whole record of this task came where it should. It may have come elsewhere: a row whose key is damaged and
     /// too high makes all behind it late.
-    fn missed(&mut self, snapshot: &Snapshot, key: &[u8]) {
-        let is_there =
-            snapshot.get(tables::KEPT, key).is_ok_and(|row| row.is_some_and(|row| seal::is_whole(key, &row)));
-        if !is_there {
+    fn missed<M: Codec>(&mut self, snapshot: &Snapshot, key: &[u8], task: &[u8]) {
+        let first = snapshot.get(tables::KEPT, key).ok().flatten();
+        if !first.is_some_and(|first| is_all::<M>(snapshot, key, &first, task)) {
             self.met(key);
         }
     }
 
     /// The record of this task is damaged, or not there.
     fn met(&mut self, key: &[u8]) {
-        // A key that no task has is not asked for.
-        let task = task_of(key).filter(|task| !self.left_out.damaged.contains(task));
-        if let Some(task) = task.filter(|_| self.damaged.len() < DAMAGED_MAX) {
+        let Some(task) = tables::task_of(key) else { return };
+        if self.asked.contains(&task) {
+            self.lacking.insert(task);
+        } else if self.damaged.len() < DAMAGED_MAX {
             self.damaged.insert(task);
         }
     }
 }
 
-fn task_of(key: &[u8]) -> Option<TaskId> {
-    TaskId::from_bits(u128::from_be_bytes(key.try_into().ok()?))
+/// Whether a task's first record and a later one are all that is kept of it, as of its row.
+fn is_all<M: Codec>(snapshot: &Snapshot, key: &[u8], first: &[u8], task: &[u8]) -> bool {
+    let opened = |row| seal::opened::<KeptMessage>(key, row);
+    let Some(first) = opened(Bytes::copy_from_slice(first)) else { return false };
+    let Some(stand) = M::stored_stand(key, task) else { return true };
+    if records::is_all(&first, stand) {
+        return true;
+    }
+    // One that is damaged is met when it comes.
+    match snapshot.get(tables::LATER, key) {
+        Ok(Some(row)) => {
+            opened(row).is_none_or(|later| records::is_all(&records::joined(first, later), stand))
+        }
+        Ok(None) => false,
+        Err(_) => true,
+    }
 }
 
-/// The keys of the machine's tasks, beside which those of their records are read.
+/// The rows of the machine's tasks, beside which those of their records are read.
 struct Tasks<'a> {
-    keys: Keys<'a>,
-    next: Option<Bytes>,
+    rows: Rows<'a>,
+    next: Option<(Bytes, Bytes)>,
 }
 
 impl Tasks<'_> {
     fn step(&mut self) -> storage::Result<()> {
-        self.next = self.keys.next().transpose()?;
+        self.next = self.rows.next().transpose()?;
         Ok(())
     }
 
-    /// Goes on behind this key, and tells of the tasks before it.
-    fn upto(&mut self, key: &[u8], mut missed: impl FnMut(&[u8])) -> storage::Result<()> {
-        while let Some(task) = self.next.take_if(|task| **task <= *key) {
+    /// Goes on behind this key, tells of the tasks before it, and returns the row of its own.
+    fn upto(&mut self, key: &[u8], mut missed: impl FnMut(&[u8], &[u8])) -> storage::Result<Option<Bytes>> {
+        while let Some((task, row)) = self.next.take_if(|(task, _)| **task <= *key) {
             self.step()?;
-            if *task != *key {
-                missed(&task);
+            if *task == *key {
+                return Ok(Some(row));
             }
+            missed(&task, &row);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// The same of all that are left.
-    fn rest(mut self, mut missed: impl FnMut(&[u8])) -> storage::Result<()> {
-        while let Some(task) = self.next.take() {
+    fn rest(mut self, mut missed: impl FnMut(&[u8], &[u8])) -> storage::Result<()> {
+        while let Some((task, row)) = self.next.take() {
             self.step()?;
-            missed(&task);
+            missed(&task, &row);
         }
         Ok(())
     }
 }
 
-/// Mends records with those of other members, as far as these have them. The receiver is not asked: it lags. Returns
-/// the tasks of which is not known whether another member has all.
-async fn mend_all<M: Codec>(
-    way: &Way<M>,
-    tasks: &[TaskId],
-    until: Instant,
-) -> storage::Result<BTreeSet<TaskId>> {
+/// Mends records with those of other members, as far as these have them. The receiver is not asked: it lags, and keeps
+/// what it has.
+async fn mend_all<M: Codec>(way: &Way<M>, tasks: &[TaskId], until: Instant) -> storage::Result<()> {
     let shared = &way.shared;
     let count = tasks.len();
     tracing::error!(group = %shared.group, count, "the checkpoint has damaged records: it is not sent before they are mended");
-    let mut unknown = BTreeSet::new();
+    let mut unknown = 0;
     for some in tasks.chunks(MENDS_AT_ONCE) {
         if Instant::now() >= until {
-            unknown.extend(some);
+            unknown += some.len();
             continue;
         }
-        let each = some.iter().map(|task| mend::fetch(shared, *task, Wanted::Whole, Some(way.to)));
-        let mut records = BTreeMap::new();
-        for (task, fetched) in some.iter().zip(futures::future::join_all(each).await) {
-            match fetched {
-                Ok(Some(fetched)) => drop(records.insert(*task, fetched)),
-                Ok(None) => tracing::error!(group = %shared.group, %task, "no member has this record whole"),
-                Err(_) => drop(unknown.insert(*task)),
+        let mut left: Vec<TaskId> = some.to_vec();
+        for _ in 0..TRIES {
+            let each = left.iter().map(|task| mend::fetch(shared, *task, Wanted::Whole, Some(way.to)));
+            let fetched = futures::future::join_all(each).await;
+            let mut records = BTreeMap::new();
+            for (task, fetched) in left.drain(..).zip(fetched) {
+                match fetched {
+                    Ok(Some(fetched)) => drop(records.insert(task, fetched)),
+                    Ok(None) => {
+                        tracing::error!(group = %shared.group, %task, "no member has this record whole");
+                    }
+                    Err(_) => unknown += 1,
+                }
+            }
+            // A checkpoint that came between makes a record that was fetched before it too old.
+            left.extend(records.keys());
+            let whole = mend::write_back(shared, records).await?;
+            left.retain(|task| !whole.contains(task));
+            if left.is_empty() {
+                break;
             }
         }
-        let fetched: Vec<TaskId> = records.keys().copied().collect();
-        let whole = mend::write_back(shared, records).await?;
-        unknown.extend(fetched.into_iter().filter(|task| !whole.contains(task)));
+        unknown += left.len();
     }
-    if !unknown.is_empty() {
-        let count = unknown.len();
-        tracing::error!(group = %shared.group, to = %way.to, count, "sends a checkpoint without these damaged records: not all other members could be asked for them");
+    if unknown > 0 {
+        tracing::error!(group = %shared.group, to = %way.to, count = unknown, "sends a checkpoint without these damaged records: not all other members could be asked for them");
     }
-    Ok(unknown)
+    Ok(())
 }
 
 /// A file that was sent is not needed any more, unless somebody else is sending it. One that was not is kept for
@@ -382,6 +400,7 @@ async fn send_spool<M: Codec>(
                 applied: spool.head.applied,
                 membership_at: spool.head.membership_at,
                 membership: spool.head.membership.clone(),
+                lacking: spool.lacking.iter().flat_map(|task| tables::key(*task)).collect(),
             }),
             rest => {
                 let len = (rest as usize).min(CHUNK_BYTES);

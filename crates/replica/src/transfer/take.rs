@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use model::TaskId;
 use openraft::async_runtime::WatchReceiver;
 use openraft::{Snapshot, SnapshotMeta};
 use storage::{DiskFile, Open};
@@ -18,10 +19,14 @@ use crate::offload::Offload;
 use crate::propose::Raft;
 use crate::shared::Shared;
 use crate::start;
+use crate::tables;
 use crate::type_config::{
     Membership, StoredMembership, Vote, log_id_from_message, membership_from_message, vote_from_message,
     vote_to_message,
 };
+
+/// Bytes of a task's id.
+const TASK_BYTES: usize = 16;
 
 /// A file that is on its way to this member.
 pub(crate) struct Incoming {
@@ -151,6 +156,8 @@ async fn finish_file<M: Codec>(
         None => Membership::default(),
     };
     let membership = StoredMembership::new(finish.membership_at.map(log_id_from_message), members);
+    let lacking: Option<Vec<TaskId>> = finish.lacking.chunks(TASK_BYTES).map(tables::task_of).collect();
+    let lacking = lacking.ok_or_else(|| Error::malformed("a task id"))?;
     let path = install_path(shared.group, applied.index);
     let loading = {
         let (shared, path, part) = (shared.clone(), path.clone(), file.path.clone());
@@ -183,7 +190,7 @@ async fn finish_file<M: Codec>(
         return Err(Error::malformed("a checkpoint that ends elsewhere than was said"));
     }
     let meta = SnapshotMeta { last_log_id, last_membership: membership };
-    let handle = CheckpointHandle { received: Some(Received { path: path.clone(), core }) };
+    let handle = CheckpointHandle { received: Some(Received { path: path.clone(), core, lacking }) };
     let installed = raft.install_full_snapshot(vote, Snapshot { meta, snapshot: handle }).await;
     // After an error the engine may still be at it: the next start clears up.
     let response = installed.map_err(|_| Error::Stopped)?;

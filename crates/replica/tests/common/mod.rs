@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use model::{
     Claimed, Command, Elapsed, Enqueued, Event, Fence, GroupId, MemberId, NodeId, Position, QueueName,
-    Rejection, Reply, Settled, ShardId, Start, StateKind, TaskId, WallTime,
+    Rejection, Reply, Settled, ShardId, Stand, Start, StateKind, TaskId, WallTime,
 };
 use replica::{Codec, NoPeers, Replica, ReplicaConfig, SystemClock};
 use state_machine::{Change, Damaged, Effect, Effects, Machine, NextDue, Table};
@@ -17,8 +17,13 @@ use storage::{CheckpointStore, Disk, Log, LogOptions, ThreadExecutor, checkpoint
 use wire::command::CommandMessage;
 use wire::entry::Malformed;
 
-/// What a task of the toy is: due at a time, ready, claimed, done.
+/// What a task of the toy is: due at a time, ready, claimed or done with a fence.
 type Record = (StateKind, u64);
+
+fn stand((state, number): Record) -> Stand {
+    let fence = if state >= StateKind::Claimed { number } else { 0 };
+    Stand { state, fence: Fence(fence), attempts: 0 }
+}
 
 /// Tasks that are enqueued, become ready at their time, are claimed oldest first, acked, and purged.
 #[derive(Default)]
@@ -103,7 +108,7 @@ impl Machine for Toy {
                 let mut claims = Vec::new();
                 for (n, task) in ready.into_iter().enumerate() {
                     let fence = Fence(at.index << 16 | u64::from(at.n) << 8 | n as u64);
-                    self.set(task, Some((StateKind::Claimed, 0)));
+                    self.set(task, Some((StateKind::Claimed, fence.0)));
                     let worker = claim.worker.clone();
                     effects.push(happened(task, Event::Claimed { worker, attempt: 1, fence }));
                     claims.push(Claimed {
@@ -123,10 +128,10 @@ impl Machine for Toy {
                 Ok(Reply::Claimed(claims))
             }
             Command::Ack(ack) => {
-                let Some((StateKind::Claimed, _)) = self.tasks.get(&ack.task) else {
+                let Some((StateKind::Claimed, fence)) = self.tasks.get(&ack.task).copied() else {
                     return Err(Rejection::NotFound { id: ack.task });
                 };
-                self.set(ack.task, Some((StateKind::Done, 0)));
+                self.set(ack.task, Some((StateKind::Done, fence)));
                 effects.push(Effect::Output { task: ack.task, output: ack.output });
                 let worker = model::WorkerName::new("w").unwrap();
                 effects.push(happened(ack.task, Event::Acked { worker }));
@@ -234,8 +239,14 @@ impl Codec for Toy {
         matches!(command, Command::Enqueue { .. })
     }
 
-    fn has(&self, task: TaskId) -> bool {
-        self.tasks.contains_key(&task)
+    fn stand(&self, task: TaskId) -> Option<Stand> {
+        self.tasks.get(&task).copied().map(stand)
+    }
+
+    fn stored_stand(_key: &[u8], value: &[u8]) -> Option<Stand> {
+        let (state, number) = value.split_first()?;
+        let number = u64::from_be_bytes(number.try_into().ok()?);
+        Some(stand((StateKind::from_number(*state)?, number)))
     }
 
     fn claims(reply: &mut Reply) -> Option<&mut Vec<Claimed>> {

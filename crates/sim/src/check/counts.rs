@@ -55,6 +55,8 @@ struct Done {
     failed: Bounds,
     dead: Bounds,
     freed: Bounds,
+    /// Lives that somebody may have begun anew.
+    requeued: Bounds,
     /// Tasks that surely lived until then.
     alive_until: Vec<u64>,
     /// Tasks that had ended for good by then.
@@ -94,6 +96,9 @@ impl Numbers {
         for act in life.others.iter().filter(|act| act.when.is_ok() && matches!(act.what, What::PutBack)) {
             numbers.freed.add(act.when.end, NEVER);
         }
+        for act in life.others.iter().filter(|act| act.when.may_be() && matches!(act.what, What::Requeued)) {
+            numbers.requeued.add(NEVER, act.when.start);
+        }
         let requeued = life.others.iter().any(|act| matches!(act.what, What::Requeued) && act.when.may_be());
         let over = life.ends.iter().filter(|(_, state)| *state == model::StateKind::Done || !requeued);
         if let Some(by) = over.map(|(act, _)| act.when.end).min() {
@@ -129,8 +134,8 @@ impl Numbers {
 
 impl Done {
     fn sort(&mut self) {
-        for bounds in [&mut self.enqueued, &mut self.done, &mut self.failed, &mut self.dead, &mut self.freed]
-        {
+        let Done { enqueued, done, failed, dead, freed, requeued, .. } = self;
+        for bounds in [enqueued, done, failed, dead, freed, requeued] {
             bounds.sort();
         }
         self.alive_until.sort_unstable();
@@ -151,11 +156,13 @@ impl Done {
         let comes_back = context.facts.wide(Some(queue), &[Wide::Requeue], 0).next().is_some();
         let over = if comes_back { 0 } else { self.over_by.partition_point(|&by| by < when.start) as u64 };
         let live = (least_in.saturating_sub(maybe_over), most_in.saturating_sub(over));
+        // Each life ends dead once at most.
+        let lives = if comes_back { NEVER } else { most_in + self.requeued.around(when).1 };
         [
             ("enqueued", totals.enqueued, (least_in, most_in)),
             ("done", totals.done, self.done.around(when)),
             ("failed", totals.failed, self.failed.around(when)),
-            ("dead", totals.dead, (self.dead.around(when).0, NEVER)),
+            ("dead", totals.dead, (self.dead.around(when).0, lives)),
             ("freed", totals.freed, (self.freed.around(when).0, NEVER)),
             ("live", counts.depth.live(), live),
         ]
@@ -209,6 +216,7 @@ mod tests {
             ("one enqueued twice", Totals { enqueued: 4, ..right }, 1, "saw 4 enqueued; it must be 2 to 3"),
             ("an ack lost", Totals { done: 0, ..right }, 1, "saw 0 done; it must be 1 to 2"),
             ("a fail counted twice", Totals { failed: 2, ..right }, 1, "saw 2 failed; it must be 1 to 1"),
+            ("more dead than lives", Totals { dead: 4, ..right }, 1, "saw 4 dead; it must be 0 to 3"),
             ("too many live", right, 3, "saw 3 live; it must be 0 to 2"),
         ];
         for (what, totals, live, expected) in cases {

@@ -15,19 +15,20 @@ pub(super) fn check(context: &Context<'_>, life: &Life<'_>, findings: &mut Findi
             format!("{}: {claim} got it, by {because} it was not due before {}", life.name(), at(due))
         });
     };
-    let earliest =
-        life.births(context).map(|birth| (due(context, birth), birth.when)).min_by_key(|(due, _)| *due);
-    if let Some((due, because)) = earliest {
+    for claim in life.claims() {
+        let until = claim.when.end;
+        let dues = life.births(context).map(|birth| (due(context, birth, until), birth.when));
+        let Some((due, because)) = dues.min_by_key(|(due, _)| *due) else { continue };
         // A requeue runs it at once.
-        let early =
-            |claim: &&Act| claim.when.end < due && !life.may_be_requeued(context, &because, &claim.when);
-        if let Some(claim) = life.claims().find(early) {
+        if until < due && !life.may_be_requeued(context, &because, &claim.when) {
             found(claim, due, &because);
+            break;
         }
     }
     let mut later: Option<&Act> = None;
     for hold in life.holds.iter().rev() {
-        if let (Some(next), Some((due, because))) = (later, waits_until(context, hold))
+        if let Some(next) = later
+            && let Some((due, because)) = waits_until(context, hold, next.when.end)
             && next.when.end < due
             && !life.may_be_requeued(context, &because, &next.when)
         {
@@ -40,25 +41,26 @@ pub(super) fn check(context: &Context<'_>, life: &Life<'_>, findings: &mut Findi
     }
 }
 
-/// The earliest moment at which a task of this birth may be due.
-fn due(context: &Context<'_>, birth: &super::births::Birth) -> u64 {
-    let after = birth.delay_ms.map(|delay| birth.when.start.saturating_add(context.least_wall_us(delay)));
+/// The earliest moment at which a task of this birth may be due, as clocks were until then.
+fn due(context: &Context<'_>, birth: &super::births::Birth, until: u64) -> u64 {
+    let after = birth.delay_ms.map(|delay| context.least_wall_us(delay, until));
+    let after = after.map(|after| birth.when.start.saturating_add(after));
     let wall = birth.run_at_ms.zip(context.run.wall_start_ms).map(|(run_at, start)| {
-        let millis = run_at.saturating_sub(start).saturating_sub(context.run.wall_skew_ms);
+        let millis = run_at.saturating_sub(start).saturating_sub(context.wall_skew_ms(until));
         context.least_us(millis)
     });
     after.unwrap_or(0).max(wall.unwrap_or(0))
 }
 
-/// Until when a task waits for certain after its holder let go of it, and by which call.
-fn waits_until(context: &Context<'_>, hold: &Hold<'_>) -> Option<(u64, When)> {
+/// Until when a task waits for certain after its holder let go of it, as clocks were until then, and by which call.
+fn waits_until(context: &Context<'_>, hold: &Hold<'_>, until: u64) -> Option<(u64, When)> {
     let settle = hold.settles().next()?;
     let alike = hold.acts.iter().filter(|act| act.when.verb == settle.when.verb && act.when.may_be());
     let waits = alike.map(|act| match act.what {
         What::Failed { retry_in_ms, .. } => {
             (act.when.start, retry_in_ms.map_or(0, |millis| context.least_us(millis)))
         }
-        What::Released { delay_ms, .. } => (act.when.start, context.least_wall_us(delay_ms)),
+        What::Released { delay_ms, .. } => (act.when.start, context.least_wall_us(delay_ms, until)),
         _ => (act.when.start, 0),
     });
     // Which of the calls was the first to be done nobody knows: the first start and the shortest wait.
@@ -125,6 +127,22 @@ mod tests {
         story.enqueue_with(1, |task| task.run_at_ms = Some(WALL_START_MS + 1_000));
         story.claim(1, 1).at(500, 900);
         broken(&story, Promise::NeverEarly);
+    }
+
+    #[test]
+    fn only_a_clock_that_is_wrong_by_then_explains_an_early_claim() {
+        for (wrong_at, is_early) in [(1_600, true), (500, false)] {
+            let mut story = Story::new();
+            story.enqueue_with(1, |task| task.delay_ms = Some(2_000));
+            story.claim(1, 1).at(1_000, 1_500);
+            story.release(1, 1).retry_in(5_000).at(1_510, 1_520);
+            story.wrong_clock(wrong_at, 10_000);
+            story.claim(1, 2).at(2_000, 2_010);
+            match is_early {
+                true => assert!(broken(&story, Promise::NeverEarly).contains("not due before 1.998000 s")),
+                false => held(&story),
+            }
+        }
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Keys {
 
 /// The key may be free again from then on, not before.
 fn free_from(context: &Context<'_>, holder: &Holder) -> u64 {
-    holder.alive_until.saturating_add(context.least_wall_us(holder.window_ms))
+    holder.alive_until.saturating_add(context.least_wall_us(holder.window_ms, NEVER))
 }
 
 fn tell(context: &Context<'_>, one: &Holder, other: &Holder, findings: &mut Findings) {

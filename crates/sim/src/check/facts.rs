@@ -75,6 +75,8 @@ pub(super) struct Facts {
     worker_ends: HashMap<Name, Vec<When>>,
     /// When a request id was first used.
     requests: HashMap<Name, u64>,
+    /// From when on wall clocks may be how many milliseconds apart.
+    skews: Vec<(u64, u64)>,
 }
 
 impl Facts {
@@ -86,6 +88,17 @@ impl Facts {
     pub(super) fn add_steady(&mut self, names: &mut Names, steady: &Steady) {
         let stretches = self.steady.entry(names.of(&steady.session)).or_default();
         stretches.push((steady.from_us, steady.until_us));
+    }
+
+    pub(super) fn add_skew(&mut self, from: u64, skew_ms: u64) {
+        if skew_ms > 0 {
+            self.skews.push((from, skew_ms));
+        }
+    }
+
+    /// How far faults may have brought wall clocks apart until then.
+    pub(super) fn skew_ms(&self, until: u64) -> u64 {
+        self.skews.iter().filter(|(from, _)| *from <= until).map(|(_, skew_ms)| *skew_ms).max().unwrap_or(0)
     }
 
     pub(super) fn queue_mut(&mut self, queue: Name) -> &mut QueueFacts {

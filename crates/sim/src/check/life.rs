@@ -190,8 +190,13 @@ impl Context<'_> {
         u64::try_from(us - shorter).unwrap_or(u64::MAX).saturating_sub(SLACK_US)
     }
 
-    /// The same by the wall clocks of the nodes, which may be apart and may jump.
-    pub(super) fn least_wall_us(&self, millis: u64) -> u64 {
-        self.least_us(millis).saturating_sub(self.run.wall_skew_ms.saturating_mul(1000))
+    /// The same by the wall clocks of the nodes, which may be apart and may jump until then.
+    pub(super) fn least_wall_us(&self, millis: u64, until: u64) -> u64 {
+        self.least_us(millis).saturating_sub(self.wall_skew_ms(until).saturating_mul(1000))
+    }
+
+    /// How far apart wall clocks may be until then.
+    pub(super) fn wall_skew_ms(&self, until: u64) -> u64 {
+        self.run.wall_skew_ms.max(self.facts.skew_ms(until))
     }
 }

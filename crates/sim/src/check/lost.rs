@@ -75,7 +75,7 @@ fn may_be_forgotten(context: &Context<'_>, life: &Life<'_>, now: u64) -> bool {
     // Whoever knows nothing of its birth does not know its retention either.
     let is_known = life.birth.is_some();
     !is_known
-        || now >= life.alive_until.saturating_add(context.least_wall_us(retention))
+        || now >= life.alive_until.saturating_add(context.least_wall_us(retention, now))
         || is_crowded && now >= life.alive_until
 }
 

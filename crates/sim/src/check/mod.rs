@@ -87,7 +87,10 @@ impl Checker {
             Line::Hash(hash) => self.hashes.take(number, &hash, &mut self.findings),
             Line::Vote(vote) => self.votes.take_vote(number, &vote, &mut self.findings),
             Line::Leader(leader) => self.votes.take_leader(number, &leader, &mut self.findings),
-            Line::Fault(fault) => self.coverage.fired(&fault.kind),
+            Line::Fault(fault) => {
+                self.coverage.fired(&fault.kind);
+                self.facts.add_skew(fault.at_us, fault.wall_skew_ms.unwrap_or(0));
+            }
             Line::End(end) => {
                 if self.end.as_ref().is_some_and(|known| *known != end) {
                     return Err("there was another \"end\" line, and it said otherwise".to_owned());

@@ -4,8 +4,8 @@ use model::{GroupId, ShardId, StateKind, TaskId, WallTime};
 
 use super::{Checker, Promise, Report};
 use crate::history::{
-    Call, Claim, Counts, Deed, Depth, End, Enqueue, Got, Hash, Hold, Indexes, Leader, Line, OnTasks, Outcome,
-    Queue, Run, Settle, Steady, Then, Totals, Vote,
+    Call, Claim, Counts, Deed, Depth, End, Enqueue, Fault, Got, Hash, Hold, Indexes, Leader, Line, OnTasks,
+    Outcome, Queue, Run, Settle, Steady, Then, Totals, Vote,
 };
 
 /// What the wall clock says at the beginning.
@@ -155,6 +155,12 @@ impl Story {
     pub(crate) fn steady(&mut self, session: &str, from_ms: u64, until_ms: u64) -> &mut Story {
         let session = session.to_owned();
         self.lines.push(Line::Steady(Steady { session, from_us: from_ms * 1000, until_us: until_ms * 1000 }));
+        self
+    }
+
+    pub(crate) fn wrong_clock(&mut self, at_ms: u64, skew_ms: u64) -> &mut Story {
+        let (kind, at_us, wall_skew_ms) = ("clock_jump".to_owned(), at_ms * 1000, Some(skew_ms));
+        self.lines.push(Line::Fault(Fault { kind, at_us, wall_skew_ms }));
         self
     }
 

@@ -202,6 +202,9 @@ pub struct Fault {
     pub kind: String,
     /// When.
     pub at_us: u64,
+    /// From then on two leaders' wall clocks may be so far apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wall_skew_ms: Option<u64>,
 }
 
 /// The run is over.

@@ -65,7 +65,8 @@ pub(crate) struct Injector {
     links: Links,
     agenda: BTreeMap<(u64, u64), Event>,
     events: u64,
-    faults: u64,
+    /// Faults that were drawn.
+    drawn: u64,
     damage_left: u16,
     /// Nodes whose disks were damaged, or that were told to leave: they may refuse to start.
     damaged: BTreeSet<u16>,
@@ -100,7 +101,7 @@ impl Injector {
             orders,
             agenda: BTreeMap::new(),
             events: 0,
-            faults: 0,
+            drawn: 0,
             damaged: BTreeSet::new(),
             unsound: BTreeSet::new(),
             refused: BTreeSet::new(),
@@ -110,11 +111,6 @@ impl Injector {
         };
         injector.plan_at(injector.plan.first_fault_ms, Event::Fault);
         injector
-    }
-
-    /// How many faults fired.
-    pub(crate) fn fired(&self) -> u64 {
-        self.faults
     }
 
     /// Does what is due.
@@ -213,8 +209,8 @@ impl Injector {
     fn happen(&mut self, sim: &mut Sim<'_>, now_ms: u64, event: Event) {
         match event {
             Event::Fault => {
-                self.faults += 1;
-                let mut dice = Dice::new(self.plan.seed, &format!("fault {}", self.faults));
+                self.drawn += 1;
+                let mut dice = Dice::new(self.plan.seed, &format!("fault {}", self.drawn));
                 let next = now_ms + dice.between(1, 2 * self.plan.fault_every_ms);
                 self.fault(sim, now_ms, &mut dice);
                 self.plan_at(next, Event::Fault);
@@ -267,11 +263,14 @@ impl Injector {
         let lasts_ms = dice.scale(20, 4_000);
         if self.apply(sim, now_ms, kind, lasts_ms, dice) {
             tracing::info!(kind = kind.as_str(), lasts_ms, "fault");
-            self.recorder.fault(kind.as_str());
+            match kind {
+                Kind::ClockJump => self.recorder.wrong_clock(kind.as_str(), super::WRONG_MS_MAX),
+                _ => self.recorder.fault(kind.as_str()),
+            }
         }
     }
 
-    /// Whether it happened.
+    /// Whether it happened. What somebody else is told to do is recorded by whoever does it.
     fn apply(&mut self, sim: &mut Sim<'_>, now_ms: u64, kind: Kind, lasts_ms: u64, dice: &mut Dice) -> bool {
         let lit: Vec<u16> =
             self.machines.iter().map(|machine| machine.number).filter(|n| !self.dark.contains(n)).collect();
@@ -294,11 +293,13 @@ impl Injector {
             Kind::Leave => {
                 self.damage(number);
                 self.orders.borrow_mut().push_back(Order::Leave(NodeId(u64::from(number))));
+                return false;
             }
             Kind::Transfer => {
                 let group = dice.between(0, u64::from(self.plan.shards)) as u16;
                 let to = NodeId(u64::from(number));
                 self.orders.borrow_mut().push_back(Order::Transfer { group, to });
+                return false;
             }
             Kind::WorkerDeath => {
                 let client = dice.one_of(&self.clients).clone();

@@ -50,10 +50,8 @@ const SOCKET_MAX: usize = 1 << 16;
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// Consensus and checkpoints go deep.
 const STACK_BYTES: usize = 64 * 1024 * 1024;
-/// Wall clocks that only drift are this close for as long as a run takes.
-const DRIFT_MS_MAX: u64 = 10_000;
-/// Wrong clocks are so far apart at most, and wall time jumps no further: it never goes back.
-const WRONG_MS_MAX: u64 = 2 * faults::AHEAD_MS_MAX + DRIFT_MS_MAX;
+/// Wrong clocks are so far apart at most, drift included, and wall time jumps no further: it never goes back.
+const WRONG_MS_MAX: u64 = 2 * faults::AHEAD_MS_MAX + 10_000;
 
 /// What came of a run.
 pub struct Outcome {
@@ -81,7 +79,6 @@ impl Outcome {
 struct Ran {
     lines: Vec<Line>,
     trouble: Vec<String>,
-    faults: u64,
     simulated: Duration,
 }
 
@@ -125,7 +122,9 @@ pub fn run(wishes: &Wishes) -> Outcome {
             ran.trouble.push(format!("line {number} of the history: {error}"));
         }
     }
-    let Ran { lines, trouble, faults, simulated } = ran;
+    let Ran { lines, trouble, simulated } = ran;
+    let is_fault = |line: &&Line| matches!(line, Line::Fault(fault) if !plan::is_by_clients(&fault.kind));
+    let faults = lines.iter().filter(is_fault).count() as u64;
     Outcome { lines, report: checker.finish(), trouble, faults, simulated }
 }
 
@@ -175,7 +174,7 @@ fn simulate(wishes: &Wishes, recorder: &Recorder) -> Ran {
             break;
         }
     }
-    let ran = Ran { faults: injector.fired(), simulated: sim.elapsed(), ..Ran::default() };
+    let ran = Ran { simulated: sim.elapsed(), ..Ran::default() };
     // Nothing in it is of use any more, and all of it would be dropped one by one.
     std::mem::forget(sim);
     ran
@@ -186,11 +185,7 @@ fn begin(plan: &Plan, recorder: &Recorder) {
     recorder.add(Line::Run(Run {
         shards: plan.shards,
         wall_start_ms: (!plan.has_wrong_clocks()).then_some(WALL_START_MS),
-        wall_skew_ms: match (plan.has_wrong_clocks(), plan.drift_ppm) {
-            (true, _) => WRONG_MS_MAX,
-            (false, 0) => 0,
-            (false, _) => DRIFT_MS_MAX,
-        },
+        wall_skew_ms: drift_ms(plan),
         drift_ppm: 2 * plan.drift_ppm,
         calls: Plan::calls(),
         faults: plan.fault_words(),
@@ -199,6 +194,12 @@ fn begin(plan: &Plan, recorder: &Recorder) {
     for name in tasks::QUEUES {
         recorder.add(Line::Queue(tasks::rules(name)));
     }
+}
+
+/// How far apart drift alone brings two clocks in a run.
+fn drift_ms(plan: &Plan) -> u64 {
+    let run_ms = plan.busy.as_millis() as u64 + CLOSING_MS_MAX;
+    (2 * plan.drift_ppm * run_ms).div_ceil(1_000_000)
 }
 
 fn add_machines(sim: &mut Sim<'_>, plan: &Rc<Plan>, desk: &Desk, recorder: &Recorder) -> Vec<Rc<Machine>> {

@@ -135,6 +135,11 @@ impl Kind {
 /// Faults that clients and doors do by themselves.
 const BY_CLIENTS: [&str; 4] = ["lost_reply", "duplicate_request", "zombie", "silent_worker"];
 
+/// Whether a fault is one of those.
+pub(crate) fn is_by_clients(word: &str) -> bool {
+    BY_CLIENTS.contains(&word)
+}
+
 /// A run.
 #[derive(Debug)]
 pub(crate) struct Plan {

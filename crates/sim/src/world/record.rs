@@ -52,8 +52,13 @@ impl Recorder {
 
     /// A fault fired.
     pub(crate) fn fault(&self, kind: &str) {
-        let at_us = self.now_us();
-        self.add(Line::Fault(Fault { kind: kind.to_owned(), at_us }));
+        self.add(Line::Fault(Fault { kind: kind.to_owned(), at_us: self.now_us(), wall_skew_ms: None }));
+    }
+
+    /// A clock goes wrong: two of them may be so far apart from now on.
+    pub(crate) fn wrong_clock(&self, kind: &str, skew_ms: u64) {
+        let wall_skew_ms = Some(skew_ms);
+        self.add(Line::Fault(Fault { kind: kind.to_owned(), at_us: self.now_us(), wall_skew_ms }));
     }
 
     /// Something went wrong that no history tells.

@@ -3,13 +3,14 @@
 use std::ops::Bound;
 
 use model::{
-    Fence, KeyHash, OutboxMessage, QueueName, SessionId, ShardId, StateKind, TaskId, WallTime, WorkerName,
+    Fence, KeyHash, OutboxMessage, QueueName, SessionId, ShardId, Stand, StateKind, TaskId, WallTime,
+    WorkerName,
 };
 
-use super::Shard;
 use super::execution::{Execution, Flags, NONE, QueueNo, Slot};
 use super::lists::{BLOCKED, CLAIMED, DEAD, DELAYED, ENDED, ENDED_OWN, LISTS, PURGED, READY, RETRYING};
 use super::queue::Queue;
+use super::{Shard, end, record};
 use crate::view::{
     ClaimView, Cursor, Filter, Page, QueueView, ReadyHint, SessionClaim, TaskView, Totals, Why,
 };
@@ -35,6 +36,17 @@ impl Shard {
     /// A task.
     pub fn task(&self, id: TaskId) -> Option<TaskView> {
         Some(self.view(self.tasks.find(id)?))
+    }
+
+    /// How far a task has come.
+    pub fn stand(&self, id: TaskId) -> Option<Stand> {
+        Some(stand(&self.tasks[self.tasks.find(id)?]))
+    }
+
+    /// The same of a task's row in a checkpoint; nothing if it cannot be read.
+    pub fn stored_stand(key: &[u8], value: &[u8]) -> Option<Stand> {
+        let (execution, _) = record::read_execution(end::id_of_key(key).ok()?, value).ok()?;
+        Some(stand(&execution))
     }
 
     fn view(&self, slot: Slot) -> TaskView {
@@ -368,4 +380,8 @@ fn fits(state: Option<StateKind>, list: usize) -> bool {
         PURGED => state.is_waiting(),
         _ => unreachable!("there are {LISTS} lines"),
     }
+}
+
+fn stand(task: &Execution) -> Stand {
+    Stand { state: task.state, fence: task.fence, attempts: task.attempts.into() }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use model::{Command, Event, Rejection, Reply, SessionId, ShardId, StateKind, TaskId};
+use model::{Command, Event, Rejection, Reply, SessionId, ShardId, Stand, StateKind, TaskId};
 use state_machine::view::Filter;
 use state_machine::{Effect, Machine, Shard};
 
-use crate::naive::{Naive, St};
+use crate::naive::{Naive, St, Task};
 use crate::ops::request_key;
 
 /// All that can be read agrees.
@@ -117,12 +117,7 @@ fn is_due(shard: &Shard, model: &Naive) -> bool {
 
 /// Envelopes are kept and forgotten with their tasks, events tell every change, and a queue that has
 /// something better to give says so.
-pub(crate) fn effects(
-    before: &Naive,
-    after: &Naive,
-    effects: &[Effect],
-    told: &mut BTreeMap<TaskId, StateKind>,
-) {
+pub(crate) fn effects(before: &Naive, after: &Naive, effects: &[Effect], told: &mut BTreeMap<TaskId, Stand>) {
     let (mut kept, mut forgotten) = (Vec::new(), Vec::new());
     for effect in effects {
         match effect {
@@ -132,9 +127,12 @@ pub(crate) fn effects(
                 told.remove(task);
             }
             Effect::Happened { task, event, .. } => {
-                if let Some(state) = state_after(event) {
-                    told.insert(*task, state);
-                }
+                let after = match told.get(task) {
+                    Some(before) => before.after(event),
+                    None => Stand::at(event),
+                };
+                let after = after.unwrap_or_else(|| panic!("{event:?} after {:?}", told.get(task)));
+                told.insert(*task, after);
             }
             _ => {}
         }
@@ -146,8 +144,9 @@ pub(crate) fn effects(
     [&mut new, &mut gone, &mut kept, &mut forgotten].into_iter().for_each(|ids| ids.sort());
     assert_eq!(kept, new, "envelopes to keep");
     assert_eq!(forgotten, gone, "tasks to forget");
-    let states: BTreeMap<_, _> = after.tasks.iter().map(|task| (task.id, task.kind())).collect();
-    assert_eq!(*told, states, "what the events tell; the last: {effects:#?}");
+    let stand = |task: &Task| Stand { state: task.kind(), fence: task.fence, attempts: task.attempts };
+    let stands: BTreeMap<_, _> = after.tasks.iter().map(|task| (task.id, stand(task))).collect();
+    assert_eq!(*told, stands, "what the events tell; the last: {effects:#?}");
     for queue in &after.queues {
         let best = |model: &Naive| model.ready_hint(&queue.name).map(|hint| hint.priority);
         let better = match (best(before), best(after)) {
@@ -160,21 +159,6 @@ pub(crate) fn effects(
     }
     for (target, message) in after.outbox.iter().filter(|message| !before.outbox.contains(message)) {
         assert!(effects.contains(&Effect::Outbox { target: *target }), "nobody is told of {message:?}");
-    }
-}
-
-fn state_after(event: &Event) -> Option<StateKind> {
-    match event {
-        Event::Enqueued { state }
-        | Event::Freed { state, .. }
-        | Event::Failed { state, .. }
-        | Event::Ended { state, .. }
-        | Event::Requeued { state } => Some(*state),
-        Event::BecameReady => Some(StateKind::Ready),
-        Event::BecameDelayed => Some(StateKind::Delayed),
-        Event::Claimed { .. } => Some(StateKind::Claimed),
-        Event::Acked { .. } => Some(StateKind::Done),
-        Event::CancelRequested => None,
     }
 }
 

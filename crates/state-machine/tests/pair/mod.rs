@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use model::command::{Claim, ClaimQueue};
 use model::{
     Claimed, Command, Elapsed, Position, QueuePolicy, QueueSettings, Rejection, Reply, ShardId, Spread,
-    StateKind, WallTime, WorkerName,
+    WallTime, WorkerName,
 };
 use state_machine::{Effect, Effects, Machine, Shard};
 
@@ -112,8 +112,8 @@ pub(crate) struct Pair {
     pub(crate) seen: Seen,
     /// What the last command asked of the world.
     pub(crate) last_effects: Vec<Effect>,
-    /// What the events so far say that each task is.
-    told: BTreeMap<model::TaskId, StateKind>,
+    /// Where the events so far say that each task stands.
+    told: BTreeMap<model::TaskId, model::Stand>,
 }
 
 impl Pair {

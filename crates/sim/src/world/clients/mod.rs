@@ -76,6 +76,8 @@ pub(crate) struct Client {
     pub(crate) name: String,
     pub(crate) stage: Rc<Stage>,
     pub(crate) dice: RefCell<Dice>,
+    /// A claim was sent twice: what the second one gets it does not know of.
+    pub(crate) claimed_twice: Cell<bool>,
     favourite: Cell<u16>,
 }
 
@@ -108,7 +110,8 @@ impl Client {
     pub(crate) fn new(name: &str, stage: Rc<Stage>) -> Client {
         let mut dice = Dice::new(stage.plan.seed, &format!("client {name}"));
         let favourite = Cell::new(dice.between(1, u64::from(stage.plan.nodes)) as u16);
-        Client { name: name.to_owned(), stage, dice: RefCell::new(dice), favourite }
+        let claimed_twice = Cell::new(false);
+        Client { name: name.to_owned(), stage, dice: RefCell::new(dice), claimed_twice, favourite }
     }
 
     /// Chance.
@@ -166,6 +169,9 @@ impl Client {
             && !stage.plan.without.contains("duplicate_request")
         {
             stage.recorder.fault("duplicate_request");
+            if deeds.iter().any(|deed| matches!(deed, Deed::Claim(_))) {
+                self.claimed_twice.set(true);
+            }
             let (client, deeds, work, tell) = (self.clone(), deeds.clone(), work.clone(), tell.clone());
             tokio::task::spawn_local(async move {
                 client.rest(300).await;

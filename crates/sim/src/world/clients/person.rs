@@ -9,6 +9,7 @@ use node::call::{Acted, Action, Answer, Freshness, QueueInfo, TaskDetail, TaskFi
 
 use super::super::door::Reply;
 use super::super::faults::Order;
+use super::super::plan::Kind;
 use super::super::record::Heard;
 use super::tasks::{self, QUEUES};
 use super::worker::{told_end, told_settled};
@@ -74,13 +75,19 @@ async fn carry_out(client: &Rc<Client>) {
     let client = client.clone();
     // It may take long, and nobody waits for it.
     tokio::task::spawn_local(async move {
+        let kind = match order {
+            Order::Leave(_) => Kind::Leave,
+            Order::Transfer { .. } => Kind::Transfer,
+        };
         let work = move |node: node::Node| async move {
             match order {
                 Order::Leave(leaves) => node.leave(leaves).await,
                 Order::Transfer { group, to } => node.transfer(GroupId(group), Some(to)).await,
             }
         };
-        client.ask(Duration::from_secs(5), work).await;
+        if let Reply::Answer(Ok(_)) = client.ask(Duration::from_secs(5), work).await {
+            client.stage.recorder.fault(kind.as_str());
+        }
     });
 }
 

@@ -17,7 +17,7 @@ use super::super::door::Reply;
 use super::super::record::Heard;
 use super::tasks::{self, QUEUES};
 use super::{Client, Phase, Repeat, Stage, indexes, refused};
-use crate::history::{Claim as ClaimDeed, Deed, Got, Hold, Indexes, Outcome, Settle};
+use crate::history::{Claim as ClaimDeed, Deed, Got, Hold, Indexes, Line, Outcome, Settle, Steady};
 
 /// How often a call without an answer is made again.
 const TRIES: usize = 3;
@@ -34,6 +34,8 @@ struct Worker {
     held: RefCell<BTreeSet<(TaskId, Fence)>>,
     running: Cell<usize>,
     requests: Cell<u64>,
+    /// Since when all its beats went through and listed all that it held, if they did.
+    steady_from: Cell<Option<u64>>,
 }
 
 /// Works until the run is over.
@@ -50,6 +52,7 @@ pub(crate) async fn run(stage: Rc<Stage>, number: u16) {
         held: RefCell::default(),
         running: Cell::new(0),
         requests: Cell::new(0),
+        steady_from: Cell::new(None),
     });
     if wants_session {
         tokio::task::spawn_local(worker.clone().beat());
@@ -99,6 +102,8 @@ impl Worker {
             Reply::Answer(Ok((session, _))) => {
                 self.held.borrow_mut().clear();
                 self.session.set(Some(session));
+                self.steady_from.set(Some(self.client.stage.recorder.now_us()));
+                self.client.claimed_twice.set(false);
             }
             _ => self.client.rest(300).await,
         }
@@ -123,12 +128,14 @@ impl Worker {
             client.rest(BEAT_MS_MAX).await;
             if client.stage.phase() == Phase::Busy && client.percent(1) {
                 client.stage.recorder.fault("silent_worker");
+                self.steady_from.set(None);
                 client.rest(6_000).await;
             }
             let Some(session) = self.session.get() else { continue };
             let held: Vec<_> = self.held.borrow().iter().copied().collect();
             let name = self.name.clone();
             let work = move |node: node::Node| async move { node.beat(&name, session, held).await };
+            let sent_us = client.stage.recorder.now_us();
             let is_lost = match client.ask(Duration::ZERO, work).await {
                 Reply::Answer(Ok(answer)) => answer.state == WorkerState::Lost,
                 Reply::Answer(Err(Error::UnknownWorker { .. })) => true,
@@ -137,6 +144,19 @@ impl Worker {
             if is_lost && self.session.get() == Some(session) {
                 self.session.set(None);
             }
+            self.vouch(session, sent_us);
+        }
+    }
+
+    /// Says that nothing stood between this session and the leaders until `now`: before the first fault nothing does.
+    fn vouch(&self, session: SessionId, until_us: u64) {
+        let stage = &self.client.stage;
+        let until_us = until_us.min(stage.plan.first_fault_ms * 1_000);
+        let from_us = self.steady_from.get().filter(|from| *from < until_us);
+        let is_known = self.session.get() == Some(session) && !self.client.claimed_twice.get();
+        if let Some(from_us) = from_us.filter(|_| is_known) {
+            let session = session.to_string();
+            stage.recorder.add(Line::Steady(Steady { session, from_us, until_us }));
         }
     }
 
@@ -226,7 +246,10 @@ impl Worker {
                 self.ack(&claim).await;
             }
             // It forgets all about it.
-            36..=37 => tokio::time::sleep(Duration::from_millis(hold_ms)).await,
+            36..=37 => {
+                tokio::time::sleep(Duration::from_millis(hold_ms)).await;
+                self.steady_from.set(None);
+            }
             _ => self.ack(&claim).await,
         }
         self.held.borrow_mut().remove(&(claim.id, claim.fence));
@@ -295,6 +318,8 @@ impl Worker {
             }
             self.client.rest(400).await;
         }
+        // Its beats will not list this one any more.
+        self.steady_from.set(None);
     }
 
     async fn extend(&self, claim: &Claim) {
