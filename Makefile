@@ -15,7 +15,7 @@ IN_TESTS := -A clippy::unwrap_used -A clippy::disallowed_methods -A clippy::disa
 SIM := cargo run --locked --profile sim --package sim --features mutants --
 
 # Seeds that once broke a promise.
-FOUND := 1162 1201 1283 2270
+FOUND := 1162 1201 1283 2039 2270
 
 .PHONY: help
 help: ## list the verbs

@@ -97,13 +97,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// A panic over a damaged checkpoint becomes an error that says what to do.
+/// A panic over a damaged checkpoint becomes an error that says what to do, or, where nothing outlives it, the last words of
+/// this process.
 fn silence_what_is_told_in_words() {
     let loud = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if !storage::is_guarded() {
-            loud(panic);
-        }
+    std::panic::set_hook(Box::new(move |panic| match storage::panicked() {
+        storage::Panicked::Unguarded => loud(panic),
+        storage::Panicked::Told => {}
+        storage::Panicked::Last { .. } => (storage::LogOptions::default().on_fatal)(&storage::last_words()),
     }));
 }
 

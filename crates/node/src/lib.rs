@@ -78,4 +78,6 @@ pub use router::EnqueueResults;
 pub use session_stream::{SessionBell, SessionStream};
 pub use state_machine::view;
 pub use stats::{Operation, Stats};
-pub use storage::{Disk, Executor, LogOptions, LogStats, MemDisk, RealDisk, ThreadExecutor, is_guarded};
+pub use storage::{
+    Disk, Executor, LogOptions, LogStats, MemDisk, Panicked, RealDisk, ThreadExecutor, panicked, refuse,
+};

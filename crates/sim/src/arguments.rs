@@ -22,6 +22,7 @@ usage: sim --seed N [options]          one run of a cluster in simulated time
   --trace          print the history
   --history FILE   write the history there
   --log FILTER     what nodes log, to standard error
+  --ended N        this work on a checkpoint meets damage; a run whose process it ended says so to itself
   --mutant NAME    plant a bug (built with --features mutants)
   --summary        print one line of JSON
 
@@ -71,6 +72,7 @@ impl Arguments {
             nodes: None,
             clients_max: None,
             without: BTreeSet::new(),
+            ended: Vec::new(),
         };
         let (mut seeds, mut mutant, mut special, mut count) = (None, None, None, 0);
         while let Some(arg) = args.next() {
@@ -103,6 +105,7 @@ impl Arguments {
                 "--nodes" => wishes.nodes = Some(number(&value()?)?),
                 "--clients" => wishes.clients_max = Some(number(&value()?)?),
                 "--without" => wishes.without.extend(value()?.split(',').map(str::to_owned)),
+                "--ended" => wishes.ended.push(number(&value()?)?),
                 "--jobs" => found.jobs = number(&value()?)?,
                 "--twice" => special = Some(Verb::Twice),
                 "--shrink" => special = Some(Verb::Shrink),

@@ -86,7 +86,7 @@ pub struct Child {
 
 impl Child {
     fn command(&self) -> io::Result<Command> {
-        let Wishes { seed, busy, nodes, clients_max, without } = &self.wishes;
+        let Wishes { seed, busy, nodes, clients_max, without, ended } = &self.wishes;
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["--seed", &seed.to_string(), "--minutes", &(busy.as_secs_f64() / 60.0).to_string()]);
         if let Some(nodes) = nodes {
@@ -101,6 +101,9 @@ impl Child {
         }
         if let Some(mutant) = &self.mutant {
             command.args(["--mutant", mutant]);
+        }
+        for work in ended {
+            command.args(["--ended", &work.to_string()]);
         }
         command.stdin(Stdio::null()).stderr(Stdio::null());
         Ok(command)

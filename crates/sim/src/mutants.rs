@@ -192,7 +192,8 @@ fn hunt_one(mutant: Mutant, seeds: Range<u64>) -> io::Result<Found> {
 }
 
 fn child(seed: u64, mutant: Option<Mutant>) -> Child {
-    let wishes = Wishes { seed, busy: BUSY, nodes: None, clients_max: None, without: BTreeSet::new() };
+    let (without, ended) = (BTreeSet::new(), Vec::new());
+    let wishes = Wishes { seed, busy: BUSY, nodes: None, clients_max: None, without, ended };
     Child { wishes, mutant: mutant.map(|mutant| mutant.name().to_owned()) }
 }
 

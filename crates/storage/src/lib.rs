@@ -42,7 +42,7 @@ pub use disk::{Disk, DiskFile, Open, RealDisk};
 pub use error::{Error, Result};
 pub use executor::{Executor, InlineExecutor, ThreadExecutor};
 pub use group_log::{Done, GroupLog, GroupState, LogEntry, LogId};
-pub use guard::is_guarded;
+pub use guard::{Panicked, last_words, panicked, refuse};
 pub use lock::DirLock;
 pub use log::{Log, LogOptions, OnFatal, Recovered, RecoveredGroup, TornTail};
 pub use mem_disk::MemDisk;

@@ -21,11 +21,14 @@ mod record;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use mad_turmoil::time::SimClocksGuard;
+use node::Panicked;
 use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -93,10 +96,16 @@ pub fn run(wishes: &Wishes) -> Outcome {
     let panics: Arc<Mutex<Vec<Panic>>> = Arc::default();
     let heard = panics.clone();
     std::panic::set_hook(Box::new(move |panic| {
-        heard.lock().push(Panic { is_guarded: node::is_guarded(), said: panic.to_string() });
+        let is_guarded = match node::panicked() {
+            Panicked::Unguarded => false,
+            Panicked::Told => true,
+            Panicked::Last { work } => begin_again(work),
+        };
+        heard.lock().push(Panic { is_guarded, said: panic.to_string() });
     }));
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(wishes.seed));
     let recorder = Recorder::default();
+    let has_ended = wishes.ended.clone();
     let (wishes, recorded) = (wishes.clone(), recorder.clone());
     // Hash maps take their keys once for each thread: this one has taken some already.
     let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
@@ -116,6 +125,9 @@ pub fn run(wishes: &Wishes) -> Outcome {
     let panics = panics.lock();
     let cause = panics.iter().find(|panic| !(panic.is_guarded && is_damaged));
     ran.trouble.extend(cause.map(|panic| format!("a panic: {}", panic.said)));
+    if !has_ended.is_empty() && !is_damaged {
+        ran.trouble.push("panics ended a process over pages that nobody had damaged".to_owned());
+    }
     let mut checker = Checker::new();
     for (number, line) in (1u32..).zip(&ran.lines) {
         if let Err(error) = checker.take(number, line.clone()) {
@@ -128,8 +140,18 @@ pub fn run(wishes: &Wishes) -> Outcome {
     Outcome { lines, report: checker.finish(), trouble, faults, simulated }
 }
 
+/// A node's process would end here, with nothing but its last words; this one is that of all nodes. So it begins anew, as the
+/// same run in which that node meets damage in this work, which ends it in order.
+fn begin_again(work: u64) -> ! {
+    let program = std::env::current_exe().expect("a program knows where it is");
+    let arguments = std::env::args_os().skip(1);
+    let error = Command::new(program).args(arguments).args(["--ended", &work.to_string()]).exec();
+    panic!("the run cannot begin again: {error}");
+}
+
 fn simulate(wishes: &Wishes, recorder: &Recorder) -> Ran {
     let _clocks = SimClocksGuard::init();
+    wishes.ended.iter().for_each(|work| node::refuse(*work));
     let plan = Rc::new(Plan::draw(wishes));
     tracing::info!(?plan, "plan");
     begin(&plan, recorder);

@@ -22,6 +22,8 @@ pub struct Wishes {
     pub clients_max: Option<u16>,
     /// Kinds of faults that are left out, by their words.
     pub without: BTreeSet<String>,
+    /// Works on checkpoints that ended the process of earlier tries, by their numbers: they meet damage instead.
+    pub ended: Vec<u64>,
 }
 
 /// A kind of fault that the simulation does by itself; what clients do, they say themselves.
