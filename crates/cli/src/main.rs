@@ -104,7 +104,11 @@ fn silence_what_is_told_in_words() {
     std::panic::set_hook(Box::new(move |panic| match storage::panicked() {
         storage::Panicked::Unguarded => loud(panic),
         storage::Panicked::Told => {}
-        storage::Panicked::Last { .. } => (storage::LogOptions::default().on_fatal)(&storage::last_words()),
+        storage::Panicked::Last { .. } => {
+            // Not every verb has a log.
+            let _ = output::note(&format!("windlass: {}", storage::LAST_WORDS));
+            std::process::exit(storage::FATAL_EXIT_CODE);
+        }
     }));
 }
 

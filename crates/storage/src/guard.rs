@@ -53,10 +53,9 @@ pub fn panicked() -> Panicked {
 }
 
 /// What to say before a [`Panicked::Last`] ends the process.
-pub fn last_words() -> Error {
-    let what = "the pages of a checkpoint contradict each other: `windlass check DIR` on the data directory names the file";
-    Error::Fatal { what: what.into() }
-}
+pub const LAST_WORDS: &str = "the pages of a checkpoint contradict each other, and this process cannot go on: `windlass check` on \
+                              the data directory names the file; restore it from a backup, or move the data directory away and \
+                              let this node join again and fetch its data from its peers";
 
 /// In this thread the work of this number finds damage, without beginning. For a simulation, whose nodes share a process: what
 /// would end that is met as damage in another run of the same seed.
@@ -68,6 +67,8 @@ pub fn refuse(work: u64) {
 pub(crate) fn guarded<T>(path: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
     WORKS.set(WORKS.get() + 1);
     if REFUSED.with_borrow(|refused| refused.contains(&WORKS.get())) {
+        // What it holds may panic as it goes.
+        std::mem::forget(work);
         return Err(damaged(path, &"a panic that nothing outlives"));
     }
     let outer = NOW.replace(Work { is_guarded: true, has_panicked: false });

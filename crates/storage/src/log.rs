@@ -34,6 +34,9 @@ use crate::writer::{End, IDLE, ROOM_RETRY, Start, State, Writer};
 /// What ends the process when its disk can no longer be trusted.
 pub type OnFatal = Arc<dyn Fn(&Error) + Send + Sync>;
 
+/// What a process ends with when its disk can no longer be trusted.
+pub const FATAL_EXIT_CODE: i32 = 70;
+
 /// How the log behaves.
 #[derive(Clone)]
 pub struct LogOptions {
@@ -50,7 +53,7 @@ pub struct LogOptions {
     /// Given back when a segment finds no room.
     pub reserve: Option<Arc<Reserve>>,
     /// Runs once when a write or a sync has failed, before anybody hears of it, or when
-    /// [`GroupLog::give_up`] says that nothing here can be trusted. By default it ends the process with code 70:
+    /// [`GroupLog::give_up`] says that nothing here can be trusted. By default it ends the process with [`FATAL_EXIT_CODE`]:
     /// what is on the disk is unknown, and only a restart finds out.
     pub on_fatal: OnFatal,
 }
@@ -66,7 +69,7 @@ impl Default for LogOptions {
             reserve: None,
             on_fatal: Arc::new(|error| {
                 tracing::error!(%error, "this process cannot go on: it ends now");
-                std::process::exit(70);
+                std::process::exit(FATAL_EXIT_CODE);
             }),
         }
     }
