@@ -148,7 +148,7 @@ impl Worker {
         }
     }
 
-    /// Says that nothing stood between this session and the leaders until `now`: before the first fault nothing does.
+    /// Says that nothing stood between this session and the leaders until then: before the first fault nothing does.
     fn vouch(&self, session: SessionId, until_us: u64) {
         let stage = &self.client.stage;
         let until_us = until_us.min(stage.plan.first_fault_ms * 1_000);
