@@ -230,7 +230,7 @@ impl Plan {
             workers: clients(dice.between(2, 5)),
             faults,
             without: wishes.without.clone(),
-            fault_every_ms: dice.between(250, 900),
+            fault_every_ms: dice.between(250, 650),
             first_fault_ms: if dice.percent(20) { dice.between(0, 1_500) } else { 3_000 },
             // Three of them vote at most, however many there are.
             damage_max: (nodes.min(3) - 1) / 2,
