@@ -111,15 +111,25 @@ impl TaskId {
     }
 }
 
+/// Two digits for each byte.
+const DIGITS: [[u8; 2]; 256] = {
+    let (digits, mut pairs, mut byte) = (b"0123456789abcdef", [[0; 2]; 256], 0);
+    while byte < 256 {
+        pairs[byte] = [digits[byte >> 4], digits[byte & 0xf]];
+        byte += 1;
+    }
+    pairs
+};
+
+/// Where each byte's digits stand in an id's text.
+const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+
 impl fmt::Display for TaskId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // By hand: every answer has one, and the formatting of numbers costs as much as encoding the answer.
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [b'-'; 36];
-        let mut nibble = 128;
-        for (_, digit) in text.iter_mut().enumerate().filter(|(at, _)| !matches!(at, 8 | 13 | 18 | 23)) {
-            nibble -= 4;
-            *digit = DIGITS[(self.0 >> nibble) as usize & 0xf];
+        for (byte, place) in self.0.to_be_bytes().into_iter().zip(PLACES) {
+            text[place..place + 2].copy_from_slice(&DIGITS[usize::from(byte)]);
         }
         f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }

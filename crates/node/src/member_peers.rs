@@ -9,11 +9,9 @@ use futures::future::BoxFuture;
 use model::{GroupId, MemberId, NodeId};
 use replica::{Pace, PeerAnswer, Peers, Unreached};
 use wire::peer::PeerKind;
+use wire::raft::TRAILER_BYTES;
 
 use crate::link::Links;
-
-/// The member's number, at the end.
-const TRAILER_BYTES: usize = 8;
 
 /// The ways to other members.
 pub(crate) struct MemberPeers(pub(crate) Links);

@@ -75,11 +75,7 @@ impl Keep {
 
     fn forget(&mut self, task: TaskId) {
         self.uncache(task);
-        if self.news.get(task).is_some_and(|news| news.fresh && !news.forgotten) {
-            self.news.remove(task);
-        } else {
-            self.news.forget(task);
-        }
+        self.news.forget(task);
     }
 
     /// A task's envelope, if it is in memory.

@@ -46,6 +46,11 @@ impl News {
         self.forgotten && !self.fresh
     }
 
+    /// It went, and nobody else gets its slot before the cut: it keeps no room.
+    fn gone() -> News {
+        News { forgotten: true, ..News::default() }
+    }
+
     /// As if nothing had come of it, with room for the history of another.
     fn clear(&mut self) {
         let mut history = std::mem::take(&mut self.history);
@@ -106,34 +111,42 @@ impl NewsTable {
     fn slot(&mut self, task: TaskId) -> u32 {
         match self.by_task.entry(task) {
             Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(new) => {
-                let slot = self.free.pop().unwrap_or_else(|| {
-                    self.slots.push(News::default());
-                    (self.slots.len() - 1) as u32
-                });
-                *new.insert(slot)
-            }
+            Entry::Vacant(new) => *new.insert(unused(&mut self.free, &mut self.slots)),
         }
     }
 
-    /// There is no news of this task.
-    pub(crate) fn remove(&mut self, task: TaskId) {
-        let Some(slot) = self.by_task.remove(&task) else { return };
-        self.last = None;
-        self.slots[slot as usize].clear();
-        self.free.push(slot);
-    }
-
-    /// The only news of this task is that it went.
+    /// A task went. Of one that came and went since the last cut there is no news at all, of any other just this.
     pub(crate) fn forget(&mut self, task: TaskId) {
-        // Nobody else gets this slot before the cut, so its room goes.
-        *self.of(task) = News { forgotten: true, ..News::default() };
+        self.last = None;
+        match self.by_task.entry(task) {
+            Entry::Occupied(known) => {
+                let news = &mut self.slots[*known.get() as usize];
+                if news.fresh && !news.forgotten {
+                    news.clear();
+                    self.free.push(known.remove());
+                } else {
+                    *news = News::gone();
+                }
+            }
+            Entry::Vacant(new) => {
+                let slot = *new.insert(unused(&mut self.free, &mut self.slots));
+                self.slots[slot as usize] = News::gone();
+            }
+        }
     }
 
     /// All of them, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (TaskId, &News)> {
         self.by_task.iter().map(|(task, slot)| (*task, &self.slots[*slot as usize]))
     }
+}
+
+/// A slot that no task has.
+fn unused(free: &mut Vec<u32>, slots: &mut Vec<News>) -> u32 {
+    free.pop().unwrap_or_else(|| {
+        slots.push(News::default());
+        (slots.len() - 1) as u32
+    })
 }
 
 #[cfg(test)]
@@ -156,7 +169,7 @@ mod tests {
         let news = table.of(task(1));
         (news.fresh, news.output) = (true, Some(Bytes::from_static(b"out")));
         (0..100).for_each(|index| news.happened(line(index)));
-        table.remove(task(1));
+        table.forget(task(1));
         assert!(table.get(task(1)).is_none() && table.is_empty());
         let news = table.of(task(2));
         assert!(!news.fresh && news.output.is_none() && news.history.is_empty());
@@ -172,7 +185,8 @@ mod tests {
             table.of(task(n)).happened(line(index as u64));
         }
         table.forget(task(3));
-        table.remove(task(4));
+        table.of(task(4)).fresh = true;
+        table.forget(task(4));
         let mut all: Vec<_> =
             table.iter().map(|(task, news)| (task, news.history.len(), news.forgotten)).collect();
         all.sort();

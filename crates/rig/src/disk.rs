@@ -68,7 +68,8 @@ impl Disk {
         Ok(())
     }
 
-    /// From now on nothing more gets onto the disk, and what was not synced never will.
+    /// From now on nothing more gets onto the disk, and what is in the system's cache never will. What went past that is in the
+    /// file below already, synced or not: a real disk may still lose it, and the simulated one does.
     pub(crate) fn cut_power(&self) -> Result<(), Error> {
         let shut = File::open(&self.mount).and_then(|root| shut_down(&root));
         shut.map_err(Error::io(format!("shut down {}", self.mount.display())))

@@ -297,8 +297,10 @@ impl Site<'_> {
         let Some(pid) = self.cluster.pid(n) else { return Ok(()) };
         let (when, seen) = (self.rng.random_range(1..4), self.cluster.strace_log(n));
         let mut command = Command::new("strace");
-        command.args(["-f", "-qq", "-p", &pid.to_string(), "-e", "trace=fsync,fdatasync"]);
-        command.args(["-e", &format!("inject=fsync,fdatasync:error=EIO:when={when}+")]).arg("-o").arg(&seen);
+        // The log's writes are synced by the call itself.
+        let calls = "fsync,fdatasync,pwritev2";
+        command.args(["-f", "-qq", "-p", &pid.to_string(), "-e", &format!("trace={calls}")]);
+        command.args(["-e", &format!("inject={calls}:error=EIO:when={when}+")]).arg("-o").arg(&seen);
         let strace = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
         let _strace = Strace(strace.map_err(Error::io("start strace"))?);
         let began = Instant::now();

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FlockOperation};
 
+use crate::direct::DirectFile;
+
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
@@ -25,6 +27,10 @@ pub enum Open {
 pub trait Disk: Send + Sync + 'static {
     /// Opens a file.
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>>;
+    /// The same, for a file that is written page by page and seldom read: it may go past the system's cache.
+    fn open_direct(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
+        self.open(path, how)
+    }
     /// The files and directories directly in `dir`, sorted, with `dir` in front.
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>>;
     /// Makes a directory and those above it, so that they survive a crash.
@@ -67,6 +73,11 @@ pub trait DiskFile: Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
     /// The same, with all that the file system knows about the file.
     fn sync_all(&self) -> io::Result<()>;
+    /// Writes all of `data` and makes it survive a crash; other writes since the last sync may not.
+    fn write_synced_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.write_at(data, offset)?;
+        self.sync_data()
+    }
 }
 
 /// A lock that is held while this lives.
@@ -106,18 +117,13 @@ impl RealDisk {
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
-        let mut options = OpenOptions::new();
-        options.read(true);
-        match how {
-            Open::Read => {}
-            Open::ReadWrite => {
-                options.write(true);
-            }
-            Open::Create => {
-                options.write(true).create(true).truncate(false);
-            }
-        }
-        Ok(Box::new(RealFile(options.open(self.root.join(path))?)))
+        Ok(Box::new(RealFile(options(how).open(self.root.join(path))?)))
+    }
+
+    fn open_direct(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
+        let path = self.root.join(path);
+        let usual = RealFile(options(how).open(&path)?);
+        Ok(Box::new(DirectFile::new(usual, &path, how)))
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
@@ -169,6 +175,21 @@ impl Disk for RealDisk {
     }
 }
 
+fn options(how: Open) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    match how {
+        Open::Read => {}
+        Open::ReadWrite => {
+            options.write(true);
+        }
+        Open::Create => {
+            options.write(true).create(true).truncate(false);
+        }
+    }
+    options
+}
+
 /// A new directory is only there for good once the one above it is synced.
 fn make_dir(dir: &Path) -> io::Result<()> {
     if dir.is_dir() {
@@ -182,7 +203,8 @@ fn make_dir(dir: &Path) -> io::Result<()> {
     }
 }
 
-struct RealFile(File);
+/// A file behind the system's cache.
+pub(crate) struct RealFile(File);
 
 impl DiskLock for RealFile {
     fn file(&self) -> &dyn DiskFile {

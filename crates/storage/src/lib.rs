@@ -1,7 +1,7 @@
 //! The log and the checkpoints of a node, on a [`Disk`].
 //!
 //! One [`Log`] per node serves all groups: entries, votes, truncations and purges are records of the same
-//! ordered files, and one fdatasync completes all that gathered while the last one ran. One
+//! ordered files, and one synced write completes all that gathered while the last one ran. One
 //! [`CheckpointStore`] per group holds what outlives the log. Formats: `docs/formats`.
 //!
 //! What this crate must never do: acknowledge what is not on the disk, drop damaged bytes in silence, go on
@@ -13,6 +13,7 @@
 pub mod batch;
 pub mod check;
 pub mod checkpoint;
+mod direct;
 pub mod disk;
 pub mod error;
 pub mod executor;

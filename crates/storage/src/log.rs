@@ -1,7 +1,7 @@
 //! The log of a node: one for all its groups.
 //!
 //! Entries, votes, truncations and purges of all groups become records of the same segments, in the order
-//! of the calls, and one fdatasync completes all that gathered while the last one ran. What a caller may
+//! of the calls, and one synced write completes all that gathered while the last one ran. What a caller may
 //! rely on: after `done(Ok)` the change survives any crash, and so do all changes of that group before it.
 //!
 //! Must never look into a payload. Next: `group_log.rs` for the calls, `writer.rs` for what they lead to,
@@ -324,13 +324,13 @@ fn start(
             chain.push(SegmentFacts::new(Arc::new(pool.take()?)));
             replayed.end = DATA_START;
         }
-        Some(last) if !replayed.clean => {
-            // What a killed process wrote may be in memory only; from now on others rely on it.
+        Some(last) => {
+            // What an ended process wrote may be in memory only; from now on others rely on it. Also after an orderly end: its
+            // last write may have failed, and a synced write syncs nothing but itself.
             let (file, path) = (&last.segment().file, &last.segment().path);
             file.sync_data().map_err(|source| Error::io("sync", path, source))?;
             pool.work_ahead();
         }
-        Some(_) => pool.work_ahead(),
     }
     let must_roll = !replayed.clean;
     let segment = chain.last().expect("one was just made").segment().clone();
@@ -355,7 +355,7 @@ fn start(
         out_of_room: AtomicBool::new(false),
     });
     let start = Start { segment, position: replayed.end, must_roll, states };
-    let writer = Arc::new(Mutex::new(Writer::new(shared.clone(), pool.clone(), start)));
+    let writer = Arc::new(Mutex::new(Writer::new(shared.clone(), pool.clone(), start)?));
     if executor.has_threads() {
         let writer = writer.clone();
         executor.spawn("log-writer", Box::new(move || writer.lock().run()));

@@ -108,6 +108,15 @@ impl Content {
         self.synced_len = self.len;
     }
 
+    /// These bytes, which were just written, survive from now on; all else that was written may not.
+    pub(crate) fn sync_bytes(&mut self, bytes: Range<u64>) {
+        copy(&self.pages, &mut self.synced_pages, bytes.clone());
+        let whole = bytes.start.div_ceil(SECTOR_BYTES)..bytes.end / SECTOR_BYTES;
+        self.dirty.retain(|sector| !whole.contains(sector));
+        self.last_write = None;
+        self.synced_len = self.synced_len.max(bytes.end);
+    }
+
     /// A sync failed: readers still see what they wrote, but no later sync will keep it.
     pub(crate) fn lose(&mut self) {
         self.dirty.clear();

@@ -70,7 +70,7 @@ pub(crate) fn role(path: &Path) -> Option<Role> {
 impl Segment {
     /// Opens a segment in use and verifies its header.
     pub(crate) fn open(disk: &dyn Disk, path: &Path, epoch: u64, how: Open) -> Result<Segment> {
-        let file = disk.open(path, how).map_err(|source| Error::io("open", path, source))?;
+        let file = disk.open_direct(path, how).map_err(|source| Error::io("open", path, source))?;
         let length = file.len().map_err(|source| Error::io("read", path, source))?;
         let damaged = |what: &str| Error::Damaged { path: path.to_owned(), offset: 0, what: what.to_owned() };
         if length < DATA_START {
@@ -116,7 +116,7 @@ impl Segment {
             None => path.with_extension("new"),
         };
         let failed = |source: io::Error| Error::io("prepare", &path, source);
-        let file = disk.open(&source, Open::Create).map_err(failed)?;
+        let file = disk.open_direct(&source, Open::Create).map_err(failed)?;
         let is_short = file.len().map_err(failed)? < bytes;
         if is_short && let Err(error) = fill(&*file, bytes) {
             // A file that could not be filled takes room that somebody needs.

@@ -1,4 +1,4 @@
-//! The one writer: takes what is queued, writes it with one call, syncs once, completes all of it.
+//! The one writer: takes what is queued, writes and syncs it with one call, completes all of it.
 //!
 //! The hot path of the whole node. While a sync runs, the next batch gathers in the queue; a busy writer
 //! never sleeps. With threads it owns one; without, a short job runs it whenever something is queued.
@@ -30,7 +30,8 @@ const SEAL_BYTES: u64 = HEADER_BYTES as u64;
 const PIECE_BYTES: usize = 4 * 1024 * 1024;
 /// Synced at once, if more than this is queued.
 const BATCH_BYTES: u64 = 16 * 1024 * 1024;
-/// A page of the file system: what is written ends on one, so that none must be read first.
+/// A page of the file system: what is written begins and ends on one, so that none must be read first, and so that it can
+/// go past the system's cache.
 const PAGE_BYTES: u64 = 4096;
 /// A log that is silent for this long says so, which proves its last write.
 pub(crate) const IDLE: Duration = Duration::from_millis(20);
@@ -48,12 +49,16 @@ pub(crate) struct Writer {
     position: u64,
     /// Everything before this is on the disk.
     synced: u64,
+    /// What was written before `start` is not all synced: only a sync of the whole file does.
+    has_loose: bool,
     /// The segment ended in the middle of something: it is sealed before the next record.
     must_roll: bool,
     /// Nothing written later proves that the last batch was synced.
     unproven: bool,
-    /// Records before `position` that are not written yet.
+    /// What stands from `start` to `position`: records that are not synced yet, and what stands before them on their page.
     buffer: Vec<u8>,
+    /// Where the buffer begins, on a page.
+    start: u64,
     taken: VecDeque<Queued>,
     /// Without room, and a later job looks for it.
     is_looked_after: bool,
@@ -97,24 +102,32 @@ enum Progress {
 }
 
 impl Writer {
-    pub(crate) fn new(shared: Arc<Shared>, pool: Arc<Pool>, start: Start) -> Writer {
-        Writer {
+    pub(crate) fn new(shared: Arc<Shared>, pool: Arc<Pool>, start: Start) -> Result<Writer> {
+        let Start { segment, position, must_roll, states } = start;
+        let page = page_of(position);
+        let mut buffer = Vec::with_capacity(PIECE_BYTES);
+        buffer.resize((position - page) as usize, 0);
+        let read = segment.file.read_at(&mut buffer, page);
+        read.map_err(|source| Error::io("read", &segment.path, source))?;
+        Ok(Writer {
             shared,
             pool,
-            segment: start.segment,
-            position: start.position,
-            synced: start.position,
-            must_roll: start.must_roll,
+            segment,
+            position,
+            synced: position,
+            has_loose: false,
+            must_roll,
             unproven: false,
-            buffer: Vec::with_capacity(PIECE_BYTES),
+            buffer,
+            start: page,
             taken: VecDeque::new(),
             is_looked_after: false,
             written: 0,
             completing: Vec::new(),
             places: Vec::new(),
             purges: Vec::new(),
-            states: start.states,
-        }
+            states,
+        })
     }
 
     /// The writer's thread.
@@ -213,7 +226,6 @@ impl Writer {
         }
         self.set_stalled(progress == Progress::Stalled);
         if self.position > self.synced {
-            self.write(Padding::Page)?;
             self.sync()?;
             self.unproven = true;
         }
@@ -271,7 +283,7 @@ impl Writer {
             self.roll()?;
         }
         if self.buffer.len() >= PIECE_BYTES {
-            self.write(Padding::None)?;
+            self.write_piece()?;
         }
         self.encode(kind, group, id, payload)
     }
@@ -300,12 +312,11 @@ impl Writer {
         let next = self.next_segment()?;
         let id = LogId { index: next.epoch, ..NO_ID };
         self.encode(Kind::Seal, GroupId::CATALOG, id, &[])?;
-        self.write(Padding::None)?;
         self.sync()?;
         self.segment = Arc::new(next);
         self.shared.table.lock().push(self.segment.clone());
-        self.position = DATA_START;
-        self.synced = DATA_START;
+        (self.position, self.synced, self.start) = (DATA_START, DATA_START, DATA_START);
+        self.buffer.clear();
         self.must_roll = false;
         for (group, state) in self.states.clone() {
             if let Some(vote) = state.vote
@@ -334,35 +345,60 @@ impl Writer {
         }
     }
 
-    /// Writes the records that are not written yet. Whatever is written ends with the header of no record,
-    /// so that nothing of an earlier life of the segment follows it.
-    fn write(&mut self, padding: Padding) -> Result<()> {
-        let start = self.position - self.buffer.len() as u64;
-        if padding == Padding::Page {
-            let end = (self.position + HEADER_BYTES as u64).next_multiple_of(PAGE_BYTES);
-            self.buffer.resize((end.min(self.segment.bytes) - start) as usize, 0);
-        }
-        self.segment
-            .file
-            .write_at(&self.buffer, start)
-            .map_err(|source| fatal(Error::io("write", &self.segment.path, source)))?;
+    /// Writes the whole pages of what has gathered, to be synced with the rest.
+    fn write_piece(&mut self) -> Result<()> {
+        let bytes = (page_of(self.position) - self.start) as usize;
+        let written = self.segment.file.write_at(&self.buffer[..bytes], self.start);
+        written.map_err(|source| self.failed("write", source))?;
+        self.shared.counters.bytes.fetch_add(bytes as u64, Relaxed);
+        self.has_loose = true;
+        self.drop_before(page_of(self.position));
+        Ok(())
+    }
+
+    /// Pads what is in the buffer to the end of its page: whatever is written ends with the header of no record, so that
+    /// nothing of an earlier life of the segment follows it.
+    fn pad(&mut self) {
+        let end = (self.position + HEADER_BYTES as u64).next_multiple_of(PAGE_BYTES).min(self.segment.bytes);
+        self.buffer.resize((end - self.start) as usize, 0);
         self.shared.counters.bytes.fetch_add(self.buffer.len() as u64, Relaxed);
-        self.buffer.clear();
+    }
+
+    /// Takes the padding off again, for the next record.
+    fn unpad(&mut self) {
+        self.buffer.truncate((self.position - self.start) as usize);
+    }
+
+    /// Writes all that is not synced, and syncs it.
+    fn sync(&mut self) -> Result<()> {
+        self.pad();
+        let start = Instant::now();
+        let (file, has_loose) = (&self.segment.file, std::mem::take(&mut self.has_loose));
+        let mut synced = match mutant::planted(Mutant::SyncSkipped) {
+            true => file.write_at(&self.buffer, self.start),
+            false if has_loose => file.write_at(&self.buffer, self.start).and_then(|()| file.sync_data()),
+            false => file.write_synced_at(&self.buffer, self.start),
+        };
+        if mutant::planted(Mutant::SyncRetried) && synced.is_err() {
+            synced = file.sync_data();
+        }
+        synced.map_err(|source| self.failed("write and sync", source))?;
+        self.shared.counters.synced(start.elapsed());
+        self.unpad();
+        self.synced = self.position;
+        self.drop_before(page_of(self.position));
         self.buffer.shrink_to(2 * PIECE_BYTES);
         Ok(())
     }
 
-    fn sync(&mut self) -> Result<()> {
-        let start = Instant::now();
-        let file = &self.segment.file;
-        let mut synced = if mutant::planted(Mutant::SyncSkipped) { Ok(()) } else { file.sync_data() };
-        if mutant::planted(Mutant::SyncRetried) && synced.is_err() {
-            synced = file.sync_data();
-        }
-        synced.map_err(|source| fatal(Error::io("sync", &self.segment.path, source)))?;
-        self.shared.counters.synced(start.elapsed());
-        self.synced = self.position;
-        Ok(())
+    /// What stands before this page is written.
+    fn drop_before(&mut self, page: u64) {
+        self.buffer.drain(..(page - self.start) as usize);
+        self.start = page;
+    }
+
+    fn failed(&self, what: &'static str, source: std::io::Error) -> Error {
+        fatal(Error::io(what, &self.segment.path, source))
     }
 
     /// Tells the callers, then looks after segments and memory.
@@ -399,7 +435,10 @@ impl Writer {
         self.unproven = false;
         if self.fits(0) && !self.must_roll {
             self.encode(Kind::Mark, GroupId::CATALOG, NO_ID, &[])?;
-            self.write(Padding::Page)?;
+            self.pad();
+            let written = self.segment.file.write_at(&self.buffer, self.start);
+            written.map_err(|source| self.failed("write", source))?;
+            self.unpad();
         }
         Ok(Progress::Done)
     }
@@ -418,10 +457,7 @@ impl Writer {
         self.unproven = false;
         let mut closed = Ok(());
         if self.fits(0) && !self.must_roll {
-            closed = self
-                .encode(Kind::Close, GroupId::CATALOG, NO_ID, &[])
-                .and_then(|_| self.write(Padding::Page))
-                .and_then(|()| self.sync());
+            closed = self.encode(Kind::Close, GroupId::CATALOG, NO_ID, &[]).and_then(|_| self.sync());
         }
         self.pool.stop();
         match closed {
@@ -459,10 +495,9 @@ impl Writer {
     }
 }
 
-#[derive(PartialEq, Eq)]
-enum Padding {
-    None,
-    Page,
+/// Where the page of this offset begins.
+fn page_of(offset: u64) -> u64 {
+    offset - offset % PAGE_BYTES
 }
 
 fn fatal(error: Error) -> Error {

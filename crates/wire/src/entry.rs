@@ -11,6 +11,8 @@ use prost::encoding::{
     WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len,
 };
 
+use crate::append;
+
 /// Bytes that are no entry, command or record of ours.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
@@ -69,7 +71,7 @@ pub fn push_command(message: &impl Message, part: &mut BytesMut) {
     part.reserve(key_len(TAG_COMMAND) + encoded_len_varint(len as u64) + len);
     encode_key(TAG_COMMAND, WireType::LengthDelimited, part);
     encode_varint(len as u64, part);
-    message.encode_raw(part);
+    append(message, part);
 }
 
 /// How many commands a part of an entry has; nothing if it is not one that [`push_command`] made.
@@ -178,7 +180,7 @@ pub fn encode_blank() -> Bytes {
 pub fn encode_membership(membership: &Membership) -> Bytes {
     let mut entry = BytesMut::with_capacity(1 + membership.encoded_len());
     entry.put_u8(KIND_MEMBERSHIP);
-    membership.encode_raw(&mut entry);
+    append(membership, &mut entry);
     entry.freeze()
 }
 

@@ -3,6 +3,8 @@
 use bytes::Bytes;
 use prost::Message;
 
+use crate::bytes_of;
+
 /// What a caller said of a task, kept as it came.
 #[derive(Clone, PartialEq, Message)]
 pub struct Envelope {
@@ -43,7 +45,7 @@ pub struct Header {
 impl Envelope {
     /// Its bytes.
     pub fn to_bytes(&self) -> Bytes {
-        self.encode_to_vec().into()
+        bytes_of(self)
     }
 
     /// The envelope of these bytes; its payload shares their memory.

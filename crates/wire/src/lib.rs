@@ -2,6 +2,7 @@
 //!
 //! Pure: no clock, no randomness, no IO, no async.
 
+mod append;
 pub mod catalog;
 pub mod command;
 pub mod entry;
@@ -22,3 +23,5 @@ pub mod settings;
 pub mod status;
 #[cfg(feature = "token")]
 pub mod token;
+
+pub use append::{append, bytes_of};

@@ -10,6 +10,7 @@ use model::{
 };
 use prost::Message;
 
+use crate::bytes_of;
 use crate::entry::Malformed;
 
 /// 128 bits.
@@ -215,7 +216,7 @@ impl TryFrom<OutboxMessageMessage> for OutboxMessage {
 
 /// A new task as bytes.
 pub fn encode(task: &NewTask) -> Bytes {
-    NewTaskMessage::from(task).encode_to_vec().into()
+    bytes_of(&NewTaskMessage::from(task))
 }
 
 /// A new task from its bytes, sharing its envelope with them.

@@ -8,6 +8,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use model::{GroupId, NodeId, limits};
 use prost::Message;
 
+use crate::append;
+
 /// What a greeting begins with: tells a node from a stranger.
 pub const MAGIC: [u8; 8] = *b"windlass";
 /// The oldest protocol that this version speaks.
@@ -319,7 +321,7 @@ pub fn greeting(message: &impl Message) -> Option<Bytes> {
     let mut out = BytesMut::with_capacity(HELLO_HEAD_BYTES + length);
     out.put_slice(&MAGIC);
     out.put_u32(length as u32);
-    message.encode_raw(&mut out);
+    append(message, &mut out);
     Some(out.freeze())
 }
 

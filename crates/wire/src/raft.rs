@@ -6,6 +6,7 @@
 use bytes::{Bytes, BytesMut};
 use prost::Message;
 
+use crate::append;
 use crate::entry::{LogId, Membership, Vote};
 
 /// Entries for a follower, or a heartbeat without any.
@@ -238,9 +239,13 @@ pub struct SnapshotAnswer {
     pub installed: bool,
 }
 
+/// What stands behind a message's bytes on their way: the number of the member that it is for. There is room for it, so that
+/// they need not be copied.
+pub const TRAILER_BYTES: usize = 8;
+
 /// The bytes of a message.
 pub fn encode(message: &impl Message) -> Bytes {
-    let mut bytes = BytesMut::with_capacity(message.encoded_len());
-    message.encode_raw(&mut bytes);
+    let mut bytes = BytesMut::with_capacity(message.encoded_len() + TRAILER_BYTES);
+    append(message, &mut bytes);
     bytes.freeze()
 }

@@ -5,13 +5,14 @@ use model::{
     limits, mutant,
 };
 
+use super::Shard;
 use super::execution::{Flags, Last, QueueNo, Slot};
 use super::journal::{execution_key, hash_outcome};
 use super::lists::{DEAD, ENDED, ENDED_OWN};
-use super::record::{Read, Reader, Writer};
+use super::outcomes::Outcome;
+use super::record::Read;
 use super::shift::Side;
 use super::timers::Timer;
-use super::{Outcome, Shard};
 use crate::effects::{Effect, Effects};
 use crate::machine::Table;
 
@@ -197,7 +198,7 @@ impl Shard {
         }
         // Numbers grow with the time of forgetting, and that is the order in which they go: an
         // outcome may stay a little longer than it must, never shorter.
-        let until = self.outcomes.ring.back().map_or(until, |last| last.until.max(until));
+        let until = self.outcomes.last().map_or(until, |last| last.until.max(until));
         let outcome = Outcome {
             seq: self.counters.outcome,
             task: task.id,
@@ -215,21 +216,17 @@ impl Shard {
         let start = fresh.0.len();
         outcome.write(fresh);
         self.journal.add_hash(hash_outcome(&fresh.0[start..]));
-        self.outcomes.by_task.insert(outcome.task, outcome.seq);
-        self.outcomes.ring.push_back(outcome);
+        self.outcomes.push(outcome);
     }
 
     /// Lets the oldest outcome go, if its time has come.
     pub(super) fn forget_outcome(&mut self, at: Position) -> bool {
-        if self.outcomes.ring.front().is_none_or(|outcome| outcome.until > at.elapsed) {
+        if self.outcomes.first().is_none_or(|outcome| outcome.until > at.elapsed) {
             return false;
         }
-        let outcome = self.outcomes.ring.pop_front().expect("it was just seen");
+        let outcome = self.outcomes.pop().expect("it was just seen");
         self.counters.first_outcome = outcome.seq + 1;
         self.journal.subtract_outcome(&outcome);
-        if self.outcomes.by_task.get(&outcome.task) == Some(&outcome.seq) {
-            self.outcomes.by_task.remove(&outcome.task);
-        }
         if let Some(&(first, last)) = self.outcomes.chunks.front()
             && last <= outcome.seq
         {
@@ -245,7 +242,7 @@ impl Shard {
         self.outcomes.fresh = self.counters.outcome;
         let bytes = std::mem::take(&mut self.outcomes.fresh_bytes).0;
         // With an empty ring all of them have gone already, and nobody would remove the record.
-        if !bytes.is_empty() && !self.outcomes.ring.is_empty() {
+        if !bytes.is_empty() && self.outcomes.len() > 0 {
             self.outcomes.chunks.push_back((first, last));
             self.journal.store(Table::Outcomes, first.to_be_bytes().to_vec(), Some(bytes));
         }
@@ -291,38 +288,6 @@ impl Shard {
         };
         let attempt = u32::from(task.attempts);
         Reply::Settled(Settled { id: task.id, state: task.state, attempt, due })
-    }
-}
-
-impl super::Outcomes {
-    pub(super) fn find(&self, id: TaskId) -> Option<&Outcome> {
-        let seq = *self.by_task.get(&id)?;
-        let first = self.ring.front()?.seq;
-        self.ring.get((seq - first) as usize)
-    }
-}
-
-impl Outcome {
-    pub(super) fn write(&self, w: &mut Writer) {
-        w.u64(self.seq);
-        w.u128(self.task.bits());
-        w.u64(self.fence.0);
-        w.u8(self.last as u8);
-        w.u8(self.state as u8);
-        w.u16(self.attempts);
-        w.u64(self.until.0);
-    }
-
-    pub(super) fn read(r: &mut Reader<'_>) -> Read<Outcome> {
-        Ok(Outcome {
-            seq: r.u64()?,
-            task: r.task()?,
-            fence: Fence(r.u64()?),
-            last: Last::from_number(r.u8()?).ok_or("an outcome is unknown")?,
-            state: StateKind::from_number(r.u8()?).ok_or("a state is unknown")?,
-            attempts: r.u16()?,
-            until: model::Elapsed(r.u64()?),
-        })
     }
 }
 

@@ -6,9 +6,10 @@
 
 use model::TaskId;
 
+use super::Shard;
 use super::execution::{Flags, QueueNo, Slot};
+use super::outcomes::Outcome;
 use super::record::{self, Writer};
-use super::{Outcome, Shard};
 use crate::machine::{Change, Table};
 
 /// Executions hashed in one go, at the latest.

@@ -4,9 +4,10 @@ use model::{Digest, Elapsed, KeyHash, Mutant, OutboxMessage, ShardId, StateKind,
 
 use super::execution::{NONE, Slot};
 use super::keys::{DedupEntry, Gone};
+use super::outcomes::Outcome;
 use super::record::{self, Read, Reader};
 use super::timers::Timer;
-use super::{Counters, Outcome, Request, Shard, end};
+use super::{Counters, Request, Shard, end};
 use crate::machine::{Damaged, Table};
 
 impl Shard {
@@ -35,6 +36,9 @@ impl Shard {
             outcome: r.u64()?,
             first_outcome: r.u64()?,
         };
+        if self.counters.outcome == 0 {
+            return Err("the number of the next outcome is 0");
+        }
         for _ in 0..r.u32()? {
             let target = read_shard(r.u16()?)?;
             self.outbox.entry(target).or_default().last_seq = r.u64()?;
@@ -110,13 +114,15 @@ impl Shard {
         while !r.0.is_empty() {
             let rest = r.0;
             let outcome = Outcome::read(r)?;
+            if outcome.seq >= self.counters.outcome {
+                return Err("an outcome's number was never given");
+            }
             last = outcome.seq;
             if outcome.seq < self.counters.first_outcome {
                 continue;
             }
             self.journal.add_hash(super::journal::hash_outcome(&rest[..rest.len() - r.0.len()]));
-            self.outcomes.by_task.insert(outcome.task, outcome.seq);
-            self.outcomes.ring.push_back(outcome);
+            self.outcomes.push(outcome);
         }
         self.outcomes.chunks.push_back((first, last));
         Ok(())

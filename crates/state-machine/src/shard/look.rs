@@ -352,7 +352,7 @@ impl Shard {
     pub fn memory_bytes(&self) -> u64 {
         let small = self.unique.len()
             + self.order.len()
-            + self.outcomes.ring.len()
+            + self.outcomes.len()
             + self.requests.len()
             + self.elapsed_timers.len()
             + self.wall_timers.len();

@@ -19,6 +19,7 @@ mod keys;
 mod lists;
 mod load;
 mod look;
+mod outcomes;
 mod pulse;
 mod purge;
 mod queue;
@@ -37,7 +38,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use hashbrown::HashMap;
 use model::{
     Command, Elapsed, Event, Fence, KeyHash, OutboxMessage, Position, Rejection, Reply, SessionId, ShardId,
-    StateKind, TaskId, WallTime,
+    TaskId, WallTime,
 };
 
 use crate::effects::{Effect, Effects};
@@ -46,6 +47,7 @@ use execution::{ClaimRecord, Last, QueueNo, Slot};
 pub use fail::backoff;
 use journal::Journal;
 use keys::{DedupEntry, OrderLine};
+use outcomes::Outcomes;
 use queues::Queues;
 use record::Writer;
 use tasks::Tasks;
@@ -108,31 +110,6 @@ struct Request {
     until: Elapsed,
 }
 
-/// What the final fence of a task came to, kept when the task itself went early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Outcome {
-    seq: u64,
-    task: TaskId,
-    fence: Fence,
-    last: Last,
-    state: StateKind,
-    attempts: u16,
-    until: Elapsed,
-}
-
-/// Outcomes in the order of their numbers, which is the order in which they may go.
-#[derive(Default)]
-struct Outcomes {
-    ring: VecDeque<Outcome>,
-    by_task: HashMap<TaskId, u64, Fixed>,
-    /// What checkpoints hold: the first and last number of each chunk.
-    chunks: VecDeque<(u64, u64)>,
-    /// The first that no checkpoint holds.
-    fresh: u64,
-    /// Those that no checkpoint holds, as a checkpoint will: encoded one by one, so that a cut is short.
-    fresh_bytes: Writer,
-}
-
 /// Messages to one other shard.
 #[derive(Clone, Debug, Default)]
 struct OutboxLine {
@@ -157,7 +134,7 @@ impl Shard {
             dedup: HashMap::default(),
             unique: HashMap::default(),
             requests: HashMap::default(),
-            outcomes: Outcomes { fresh: 1, ..Outcomes::default() },
+            outcomes: Outcomes::new(),
             outbox: BTreeMap::new(),
             outbox_bytes: 0,
             extras: 0,
@@ -275,7 +252,7 @@ impl Machine for Shard {
 
     fn next_due(&self) -> NextDue {
         let purge = self.queues.purging().next().map(|_| self.elapsed.0);
-        let outcome = self.outcomes.ring.front().map(|outcome| outcome.until.0);
+        let outcome = self.outcomes.first().map(|outcome| outcome.until.0);
         let elapsed = [purge, outcome, self.elapsed_timers.first()].into_iter().flatten().min();
         let retention = self.retention.first().map(|&(time, ..)| time);
         let wall = [retention, self.wall_timers.first()].into_iter().flatten().min();

@@ -17,6 +17,9 @@ use crate::view::Totals;
 /// The version that is written.
 const VERSION: u8 = 1;
 
+/// What every execution's record begins with: five bytes, two and two counts, two numbers, six wide ones.
+const EXECUTION_HEAD_BYTES: usize = 5 + 2 * 2 + 2 * 4 + 6 * 8;
+
 /// Appends values to a buffer.
 #[derive(Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
@@ -132,21 +135,25 @@ pub(crate) fn version(w: &mut Writer) {
 }
 
 pub(super) fn write_execution(w: &mut Writer, task: &Execution, claim: Option<&ClaimRecord>) {
-    w.u8(VERSION);
-    w.u8(task.state as u8);
-    w.u8(task.priority);
-    w.u8(task.last as u8);
-    w.u8(task.flags.state());
-    w.u16(task.attempts);
-    w.u16(task.lost_in_row);
-    w.u32(task.queue);
-    w.u32(task.kind_hash);
-    w.u64(task.digest);
-    w.u64(task.enqueued_at.millis());
-    w.u64(task.since);
-    w.u64(task.when);
-    w.u64(task.rank as u64);
-    w.u64(task.fence.0);
+    // In one piece: every change of a task is hashed in this form.
+    let mut head = [0; EXECUTION_HEAD_BYTES];
+    head[..5].copy_from_slice(&[
+        VERSION,
+        task.state as u8,
+        task.priority,
+        task.last as u8,
+        task.flags.state(),
+    ]);
+    head[5..7].copy_from_slice(&task.attempts.to_le_bytes());
+    head[7..9].copy_from_slice(&task.lost_in_row.to_le_bytes());
+    head[9..13].copy_from_slice(&task.queue.to_le_bytes());
+    head[13..17].copy_from_slice(&task.kind_hash.to_le_bytes());
+    let enqueued_at = task.enqueued_at.millis();
+    let wide = [task.digest, enqueued_at, task.since, task.when, task.rank as u64, task.fence.0];
+    for (to, value) in head[17..].as_chunks_mut::<8>().0.iter_mut().zip(wide) {
+        *to = value.to_le_bytes();
+    }
+    w.0.extend_from_slice(&head);
     w.option(task.extra.as_deref(), write_extra);
     w.option(claim, |w, claim| {
         w.str(claim.worker.as_str());

@@ -111,7 +111,7 @@ impl IndexMut<Slot> for Tasks {
 }
 
 /// Ids hold a time and random bits; the product spreads both over all 64 bits.
-fn hash(id: TaskId) -> u64 {
+pub(super) fn hash(id: TaskId) -> u64 {
     let bits = id.bits();
     let folded = (bits as u64) ^ ((bits >> 64) as u64).rotate_left(23);
     let wide = u128::from(folded).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
