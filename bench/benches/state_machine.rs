@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use model::command::{Ack, Claim, ClaimQueue};
-use model::policy::RetryOverride;
 use model::{
-    Command, Digest, Elapsed, NewTask, Position, QueueName, Reply, ShardId, Start, TaskId, WallTime,
-    WorkerName,
+    Command, Digest, Elapsed, NewTask, Position, QueueName, Reply, ShardId, TaskId, WallTime, WorkerName,
 };
 use state_machine::{Effects, Machine, Shard};
 
@@ -66,14 +64,7 @@ impl Driver {
                 kind_hash: 1,
                 digest: Digest(random.into()),
                 priority: 5,
-                start: Start::Now,
-                order_key: None,
-                dedup: None,
-                unique: None,
-                hold: None,
-                retry: RetryOverride::default(),
-                expires_in: None,
-                retention: None,
+                wishes: None,
                 envelope: Bytes::from_static(b"payload"),
             }
         });

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use model::command::{Ack, Claim, ClaimQueue, Dedup, Fail, Unique, UniqueUntil};
 use model::{
     Command, Digest, Elapsed, Fence, FollowUp, KeyHash, Millis, NewTask, Position, QueueName, Reply,
-    RetryOverride, SessionId, ShardId, Start, TaskId, WallTime, WorkerName,
+    SessionId, ShardId, Start, TaskId, WallTime, Wishes, WorkerName,
 };
 use state_machine::{Catalog, Change, Damaged, Effects, Machine, Shard, Table};
 
@@ -124,12 +124,15 @@ pub(crate) fn shard_rows() -> Vec<Row> {
     let key = KeyHash(7);
     let plain: Vec<NewTask> = (1..=8).map(|n| task(1, n)).collect();
     let keyed = [
-        NewTask { order_key: Some(key), ..task(1, 11) },
-        NewTask { order_key: Some(key), ..task(1, 12) },
-        NewTask { dedup: Some(Dedup { key, window: Millis(5) }), ..task(1, 13) },
-        NewTask { unique: Some(Unique { key, until: UniqueUntil::Final }), ..task(1, 14) },
-        NewTask { start: Start::After(Millis(5_000)), expires_in: Some(Millis(9)), ..task(1, 15) },
-        NewTask { hold: Some(Millis(200)), retention: Some(Millis(1)), ..task(1, 16) },
+        wishing(11, Wishes { order_key: Some(key), ..Wishes::default() }),
+        wishing(12, Wishes { order_key: Some(key), ..Wishes::default() }),
+        wishing(13, Wishes { dedup: Some(Dedup { key, window: Millis(5) }), ..Wishes::default() }),
+        wishing(14, Wishes { unique: Some(Unique { key, until: UniqueUntil::Final }), ..Wishes::default() }),
+        wishing(
+            15,
+            Wishes { start: Start::After(Millis(5_000)), expires_in: Some(Millis(9)), ..Wishes::default() },
+        ),
+        wishing(16, Wishes { hold: Some(Millis(200)), retention: Some(Millis(1)), ..Wishes::default() }),
     ];
     apply(Command::Enqueue { tasks: plain.into_iter().chain(keyed).collect(), atomic: false });
     let claim = Claim {
@@ -164,6 +167,10 @@ fn queue() -> QueueName {
     QueueName::new("mail").expect("a good name")
 }
 
+fn wishing(n: u64, wishes: Wishes) -> NewTask {
+    NewTask { wishes: wishes.boxed(), ..task(1, n) }
+}
+
 fn task(shard: u16, n: u64) -> NewTask {
     NewTask {
         id: TaskId::new(ShardId::new(shard).expect("a good shard"), WallTime::from_millis(1), n),
@@ -171,14 +178,7 @@ fn task(shard: u16, n: u64) -> NewTask {
         kind_hash: 0,
         digest: Digest(1),
         priority: 5,
-        start: Start::Now,
-        order_key: None,
-        dedup: None,
-        unique: None,
-        hold: None,
-        retry: RetryOverride::default(),
-        expires_in: None,
-        retention: None,
+        wishes: None,
         envelope: Bytes::new(),
     }
 }

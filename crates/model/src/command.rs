@@ -74,6 +74,22 @@ pub struct NewTask {
     pub digest: Digest,
     /// 0 is served first.
     pub priority: u8,
+    /// What it asks for beside that. See [`Wishes::boxed`].
+    pub wishes: Option<Box<Wishes>>,
+    /// The envelope's bytes. The state machine hands them to whoever keeps them and reads nothing.
+    pub envelope: Bytes,
+}
+
+impl NewTask {
+    /// What it asks for.
+    pub fn wishes(&self) -> &Wishes {
+        self.wishes.as_deref().unwrap_or(&Wishes::NONE)
+    }
+}
+
+/// What a task asks for. Most ask for nothing: a task on its way is small, and is moved often.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
     /// When it may first be claimed.
     pub start: Start,
     /// Tasks of one order key run one after the other.
@@ -90,8 +106,25 @@ pub struct NewTask {
     pub expires_in: Option<Millis>,
     /// How long it stays readable after its end.
     pub retention: Option<Millis>,
-    /// The envelope's bytes. The state machine hands them to whoever keeps them and reads nothing.
-    pub envelope: Bytes,
+}
+
+impl Wishes {
+    /// None at all.
+    pub const NONE: Wishes = Wishes {
+        start: Start::Now,
+        order_key: None,
+        dedup: None,
+        unique: None,
+        hold: None,
+        retry: RetryOverride { attempts: None, base: None, cap: None, age_max: None },
+        expires_in: None,
+        retention: None,
+    };
+
+    /// In the one form in which a task has them: nothing where it asks for nothing.
+    pub fn boxed(self) -> Option<Box<Wishes>> {
+        (self != Wishes::NONE).then(|| Box::new(self))
+    }
 }
 
 /// A task to be enqueued when another is acked. Its id is made by `apply`: the one in `task` only

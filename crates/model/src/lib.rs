@@ -16,7 +16,7 @@ pub mod reply;
 pub mod state;
 pub mod time;
 
-pub use command::{Command, FollowUp, NewTask, OutboxMessage, Position, Start};
+pub use command::{Command, FollowUp, NewTask, OutboxMessage, Position, Start, Wishes};
 pub use id::{Fence, GroupId, MemberId, NodeId, SessionId, ShardId, TaskId};
 pub use key::{Digest, KeyHash};
 pub use mutant::Mutant;

@@ -61,6 +61,7 @@ impl Inner {
 /// Whether nothing can keep a task from being ready when it is enqueued: a claim that comes to nothing has no
 /// business in the log.
 fn is_sure_to_be_ready(task: &NewTask) -> bool {
-    let is_free = task.order_key.is_none() && task.dedup.is_none() && task.unique.is_none();
-    is_free && task.start == Start::Now
+    let wishes = task.wishes();
+    let is_free = wishes.order_key.is_none() && wishes.dedup.is_none() && wishes.unique.is_none();
+    is_free && wishes.start == Start::Now
 }

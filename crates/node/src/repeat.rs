@@ -42,7 +42,9 @@ impl Routed for Shard {
             Command::ClaimById(claim) => claim.request.is_some(),
             // The id alone is not enough: a task that ended meanwhile may be forgotten already, and would run
             // again. Its dedup key is not.
-            Command::Enqueue { tasks, .. } => tasks.iter().all(|task| outlives_a_repeat(task.dedup.as_ref())),
+            Command::Enqueue { tasks, .. } => {
+                tasks.iter().all(|task| outlives_a_repeat(task.wishes().dedup.as_ref()))
+            }
             // A second release or action finds another state, and would be answered as if the first had not
             // been; a second purge cancels what came since.
             Command::Release { .. }
@@ -96,8 +98,8 @@ mod tests {
     use super::*;
     use model::command::{Ack, Claim, ClaimById, Fail, OnTask};
     use model::{
-        Digest, Fence, FreedReason, KeyHash, Millis, NewTask, QueueName, QueueSettings, RetryOverride,
-        SessionId, ShardId, Start, TaskId, WallTime, WorkerName,
+        Digest, Fence, FreedReason, KeyHash, Millis, NewTask, QueueName, QueueSettings, SessionId, ShardId,
+        TaskId, WallTime, Wishes, WorkerName,
     };
 
     fn task() -> TaskId {
@@ -123,14 +125,11 @@ mod tests {
             kind_hash: 0,
             digest: Digest(0),
             priority: 5,
-            start: Start::Now,
-            order_key: None,
-            dedup: window.map(|window| Dedup { key: KeyHash(1), window }),
-            unique: None,
-            hold: None,
-            retry: RetryOverride::default(),
-            expires_in: None,
-            retention: None,
+            wishes: Wishes {
+                dedup: window.map(|window| Dedup { key: KeyHash(1), window }),
+                ..Wishes::default()
+            }
+            .boxed(),
             envelope: bytes::Bytes::new(),
         };
         Command::Enqueue { tasks: windows.iter().map(new_task).collect(), atomic: false }

@@ -14,7 +14,7 @@ use std::time::Instant;
 use model::command::{Dedup, Unique};
 use model::{
     Command, Digest, Enqueued, FollowUp, Millis, NewTask, QueueName, QueuePolicy, QueueSettings, Rejection,
-    Reply, ShardId, Spread, TaskId, limits,
+    Reply, ShardId, Spread, TaskId, Wishes, limits,
 };
 use wire::envelope::{Envelope, Header};
 
@@ -396,14 +396,17 @@ fn new_task(task: TaskSpec, placed: &Placed, id: TaskId) -> NewTask {
         kind_hash,
         digest,
         priority: task.priority,
-        start: task.start,
-        order_key: placed.order_key,
-        dedup,
-        unique,
-        hold: task.hold,
-        retry: task.retry,
-        expires_in: task.expires_in,
-        retention: task.retention,
+        wishes: Wishes {
+            start: task.start,
+            order_key: placed.order_key,
+            dedup,
+            unique,
+            hold: task.hold,
+            retry: task.retry,
+            expires_in: task.expires_in,
+            retention: task.retention,
+        }
+        .boxed(),
         envelope: envelope.to_bytes(),
     }
 }

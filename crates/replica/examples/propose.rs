@@ -9,10 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use model::{
-    Command, Digest, GroupId, MemberId, NewTask, NodeId, QueueName, RetryOverride, ShardId, Start, TaskId,
-    WallTime,
-};
+use model::{Command, Digest, GroupId, MemberId, NewTask, NodeId, QueueName, ShardId, TaskId, WallTime};
 use replica::{NoPeers, Replica, ReplicaConfig, SystemClock};
 use state_machine::Shard;
 use storage::{CheckpointStore, Disk, Executor, Log, LogOptions, RealDisk, ThreadExecutor, checkpoint_path};
@@ -34,14 +31,7 @@ fn enqueue(shard: ShardId, queue: &QueueName, n: u64) -> Command {
         kind_hash: 1,
         digest: Digest(u128::from(n)),
         priority: 5,
-        start: Start::Now,
-        order_key: None,
-        dedup: None,
-        unique: None,
-        hold: None,
-        retry: RetryOverride::default(),
-        expires_in: None,
-        retention: None,
+        wishes: None,
         envelope: vec![b'x'; 200].into(),
     };
     Command::Enqueue { tasks: vec![task], atomic: false }

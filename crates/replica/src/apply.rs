@@ -116,14 +116,17 @@ fn apply_batch<M: Codec>(
     let mut effects = Effects::default();
     let mut guard = shared.lock();
     let core = &mut *guard;
+    let mut slots = Vec::new();
+    core.machine.foresee(&batch.commands, &mut slots);
+    core.keep.foresee(&slots);
     for (n, command) in batch.commands.into_iter().enumerate() {
         let at = Position { n: n as u32, ..batch.at };
         results.push(core.machine.apply(at, command, &mut effects));
         if tells {
             notices.reserve(effects.as_slice().iter().filter(|effect| is_told(effect)).count());
         }
-        for effect in effects.drain() {
-            core.keep.take(at, &effect);
+        for (slot, effect) in effects.drain() {
+            core.keep.take(at, slot, &effect);
             if tells && is_told(&effect) {
                 notices.push(Notice { index: at.index, wall: at.wall, is_leader: is_proposed_here, effect });
             }
@@ -174,7 +177,8 @@ fn join_envelopes<M: Codec>(
     for (n, result) in results.iter_mut().enumerate() {
         let Some(claims) = result.as_mut().ok().and_then(M::claims) else { continue };
         for (i, claim) in claims.iter_mut().enumerate() {
-            match core.keep.envelope(claim.id) {
+            let slot = core.machine.slot(claim.id);
+            match slot.and_then(|slot| core.keep.envelope(slot, claim.id)) {
                 Some(envelope) => claim.envelope = envelope,
                 None => missing.push((n, i, claim.id)),
             }

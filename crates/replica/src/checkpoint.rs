@@ -28,7 +28,7 @@ use crate::shared::{Core, Shared};
 /// The pause between checkpoints when little changes.
 pub const CHECKPOINT_INTERVAL_DEFAULT: Millis = Millis(500);
 /// The longest pause, when much changes.
-const INTERVAL_BUSY: Duration = Duration::from_secs(10);
+const INTERVAL_BUSY: Duration = Duration::from_secs(20);
 /// More changed records than this are "much".
 const BUSY_CHANGES: usize = 2_000;
 /// So much log since the last checkpoint ends any pause: it is what a restart reads and memory holds.
@@ -266,7 +266,9 @@ fn begin<M: Codec>(core: &mut Core<M>, empty: NewsTable) -> Cut {
 /// Writes a cut; then the cache takes over what it held in memory. Which tasks have a damaged record on the disk.
 fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<Vec<TaskId>> {
     let store = shared.store()?;
-    let mut batch = Batch::new();
+    // One that grows is copied again and again.
+    let own: usize = cut.changes.iter().map(Change::bytes).sum();
+    let mut batch = Batch::with_room(cut.changes.len() + 2 * cut.writing.len(), own + cut.writing.bytes());
     for change in &cut.changes {
         match &change.value {
             Some(value) => batch.put(change.table as u8, &change.key, value),
@@ -282,7 +284,7 @@ fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<Vec<Tas
     let mut cacheable = keep::cacheable(&cut.writing, room).into_iter().peekable();
     while cacheable.peek().is_some() {
         let some = cacheable.by_ref().take(SLICE_RECORDS).collect();
-        shared.slice(|core| core.keep.cache(some));
+        shared.slice(|Core { keep, machine, .. }| keep.cache(some, |task| machine.slot(task)));
     }
     // A large map: the cut holds on to it, so it is not dropped under the lock.
     drop(shared.slice(|core| core.keep.written()));

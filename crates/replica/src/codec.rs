@@ -4,9 +4,8 @@ use bytes::{Bytes, BytesMut};
 use model::catalog::{CatalogCommand, CatalogReply};
 use model::command::Fail;
 use model::{Claimed, Command, Millis, Reply, Stand, TaskId};
-use state_machine::{Catalog, Machine, Shard};
+use state_machine::{Catalog, Machine, Shard, Slot};
 use wire::catalog::CatalogMessage;
-use wire::command::CommandMessage;
 use wire::entry::{self, Malformed};
 
 /// Until a task whose record could not be had is offered again.
@@ -40,7 +39,10 @@ pub trait Codec: Machine {
     /// How far a task has come, if it is there: then something is kept of it.
     fn stand(&self, task: TaskId) -> Option<Stand>;
 
-    /// The same of its row in a checkpoint.
+    /// Where a task lies, if it is there.
+    fn slot(&self, task: TaskId) -> Option<Slot>;
+
+    /// How far a task has come, by its row in a checkpoint.
     fn stored_stand(key: &[u8], value: &[u8]) -> Option<Stand>;
 
     /// The claims in a reply, which want their envelopes.
@@ -54,7 +56,7 @@ pub trait Codec: Machine {
 
 impl Codec for Shard {
     fn encode(command: &Command, part: &mut BytesMut) {
-        entry::push_command(&CommandMessage::from(command), part);
+        wire::command::push(command, part);
     }
 
     fn decode(bytes: Bytes) -> Result<Command, Malformed> {
@@ -72,6 +74,10 @@ impl Codec for Shard {
 
     fn stand(&self, task: TaskId) -> Option<Stand> {
         Shard::stand(self, task)
+    }
+
+    fn slot(&self, task: TaskId) -> Option<Slot> {
+        Shard::slot(self, task)
     }
 
     fn stored_stand(key: &[u8], value: &[u8]) -> Option<Stand> {
@@ -119,6 +125,10 @@ impl Codec for Catalog {
     }
 
     fn stand(&self, _task: TaskId) -> Option<Stand> {
+        None
+    }
+
+    fn slot(&self, _task: TaskId) -> Option<Slot> {
         None
     }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use model::{Position, TaskId};
-use state_machine::Effect;
 use state_machine::view::HistoryLine;
+use state_machine::{Effect, Slot};
 
 use crate::news::{News, NewsTable};
 
@@ -46,42 +46,46 @@ impl Keep {
         }
     }
 
-    /// Does what an effect asks of every replica.
-    pub(crate) fn take(&mut self, at: Position, effect: &Effect) {
+    /// Looks at the news of tasks in these slots, so that they are in the processor's caches when more comes.
+    pub(crate) fn foresee(&self, slots: &[Slot]) {
+        let sum = slots.iter().fold(0, |sum, slot| sum ^ self.news.last_index(*slot));
+        std::hint::black_box(sum);
+    }
+
+    /// Does what an effect on the task in this slot asks of every replica.
+    pub(crate) fn take(&mut self, at: Position, slot: Slot, effect: &Effect) {
         match effect {
             Effect::Keep { task, envelope } => {
-                let news = self.news.of(*task);
+                let news = self.news.of(slot, *task);
                 news.fresh = true;
                 news.envelope = Some(envelope.clone());
             }
             Effect::Output { task, output } => {
-                self.news.of(*task).output = Some(output.clone());
+                self.news.of(slot, *task).output = Some(output.clone());
             }
             Effect::Detail { task, detail } => {
-                self.news.of(*task).detail = Some(detail.clone());
+                self.news.of(slot, *task).detail = Some(detail.clone());
             }
             Effect::Happened { task, event, .. } => {
                 let line = HistoryLine { at: at.wall, index: at.index, event: event.clone() };
-                self.news.of(*task).happened(line);
+                self.news.of(slot, *task).happened(line);
                 // A claim is no end, and its answer wants the envelope still.
                 if event.state().is_ended() {
                     self.uncache(*task);
                 }
             }
-            Effect::Forget { task } => self.forget(*task),
+            Effect::Forget { task } => {
+                self.uncache(*task);
+                self.news.forget(slot, *task);
+            }
             Effect::Ready { .. } | Effect::Outbox { .. } => {}
         }
     }
 
-    fn forget(&mut self, task: TaskId) {
-        self.uncache(task);
-        self.news.forget(task);
-    }
-
-    /// A task's envelope, if it is in memory.
-    pub(crate) fn envelope(&self, task: TaskId) -> Option<Bytes> {
-        let fresh = self.news.get(task).and_then(|news| news.envelope.as_ref());
-        let written = || self.writing.get(task).and_then(|news| news.envelope.as_ref());
+    /// The envelope of the task in this slot, if it is in memory.
+    pub(crate) fn envelope(&self, slot: Slot, task: TaskId) -> Option<Bytes> {
+        let fresh = self.news.get(slot, task).and_then(|news| news.envelope.as_ref());
+        let written = || self.writing.get(slot, task).and_then(|news| news.envelope.as_ref());
         fresh.or_else(written).or_else(|| self.cache.get(&task)).cloned()
     }
 
@@ -90,9 +94,9 @@ impl Keep {
         self.uncache(task);
     }
 
-    /// What came of a task that is not on disk yet: on its way there, and after that.
-    pub(crate) fn news(&self, task: TaskId) -> [Option<News>; 2] {
-        [self.writing.get(task).cloned(), self.news.get(task).cloned()]
+    /// What came of the task in this slot that is not on disk yet: on its way there, and after that.
+    pub(crate) fn news(&self, slot: Slot, task: TaskId) -> [Option<News>; 2] {
+        [self.writing.get(slot, task).cloned(), self.news.get(slot, task).cloned()]
     }
 
     /// How many tasks have news.
@@ -113,15 +117,16 @@ impl Keep {
     }
 
     /// Takes envelopes that are on disk now into the cache, as far as it has room. When it is full the
-    /// newcomers stay out: the oldest tasks are the next to be claimed.
-    pub(crate) fn cache(&mut self, envelopes: Vec<(TaskId, Bytes)>) {
+    /// newcomers stay out: the oldest tasks are the next to be claimed. `slot` says where a task is, if it has not gone.
+    pub(crate) fn cache(&mut self, envelopes: Vec<(TaskId, Bytes)>, slot: impl Fn(TaskId) -> Option<Slot>) {
         for (task, envelope) in envelopes {
             let bytes = envelope.len() + CACHED_OVERHEAD_BYTES;
             if bytes > self.room() {
                 continue;
             }
-            // What happened since the cut counts: no use in an envelope of a task that went.
-            if self.news.get(task).is_some_and(|news| news.is_gone() || !is_waiting(news)) {
+            // What happened since the cut counts: no use in an envelope of a task that went, or one of an earlier life.
+            let Some(slot) = slot(task) else { continue };
+            if self.news.get(slot, task).is_some_and(|news| news.fresh || !is_waiting(news)) {
                 continue;
             }
             if self.cache.insert(task, envelope).is_none() {
@@ -159,11 +164,9 @@ impl Keep {
 /// The envelopes of a written checkpoint that are worth caching, oldest first, as many as there is room for.
 /// Each in memory of its own: as a slice of its log entry it would hold on to the whole entry.
 pub(crate) fn cacheable(writing: &Writing, mut room: usize) -> Vec<(TaskId, Bytes)> {
-    let waiting = writing.iter().filter(|(_, news)| !news.is_gone() && is_waiting(news));
-    let mut envelopes: Vec<_> =
-        waiting.filter_map(|(task, news)| Some((task, news.envelope.as_ref()?))).collect();
-    envelopes.sort_unstable_by_key(|(task, _)| *task);
-    let fitting = envelopes.into_iter().take_while(|(_, envelope)| {
+    let waiting = writing.sorted().into_iter().filter(|news| !news.gone && is_waiting(news));
+    let envelopes = waiting.filter_map(|news| Some((news.task, news.envelope.as_ref()?)));
+    let fitting = envelopes.take_while(|(_, envelope)| {
         let bytes = envelope.len() + CACHED_OVERHEAD_BYTES;
         let fits = bytes <= room;
         room = room.saturating_sub(bytes);
@@ -187,6 +190,22 @@ mod tests {
         Position { index, n: 0, elapsed: Elapsed(0), wall: WallTime::from_millis(index) }
     }
 
+    /// Where a task of these tests lies: by its number.
+    fn slot(task: TaskId) -> Slot {
+        (task.bits() & 0xffff) as Slot
+    }
+
+    impl Keep {
+        fn took(&mut self, at: Position, effect: &Effect) {
+            let (Effect::Keep { task, .. } | Effect::Happened { task, .. } | Effect::Forget { task }) =
+                effect
+            else {
+                unreachable!("no test has another")
+            };
+            self.take(at, slot(*task), effect);
+        }
+    }
+
     fn keep(task: TaskId) -> Effect {
         Effect::Keep { task, envelope: Bytes::from_static(b"envelope") }
     }
@@ -198,61 +217,62 @@ mod tests {
     #[test]
     fn a_task_that_came_and_went_between_two_cuts_leaves_nothing() {
         let mut kept = Keep::new(1_000);
-        kept.take(at(1), &keep(task(1)));
-        kept.take(at(2), &Effect::Forget { task: task(1) });
+        kept.took(at(1), &keep(task(1)));
+        kept.took(at(2), &Effect::Forget { task: task(1) });
         assert!(kept.cut(NewsTable::default()).is_empty());
     }
 
     #[test]
     fn a_task_that_went_after_its_cut_is_forgotten_by_the_next() {
         let mut kept = Keep::new(1_000);
-        kept.take(at(1), &keep(task(1)));
-        assert!(kept.cut(NewsTable::default()).get(task(1)).unwrap().fresh);
-        kept.take(at(2), &Effect::Forget { task: task(1) });
+        kept.took(at(1), &keep(task(1)));
+        assert!(kept.cut(NewsTable::default()).get(slot(task(1)), task(1)).unwrap().fresh);
+        kept.took(at(2), &Effect::Forget { task: task(1) });
         kept.written();
-        assert!(kept.cut(NewsTable::default()).get(task(1)).unwrap().forgotten);
+        assert!(kept.cut(NewsTable::default()).sorted()[0].gone);
     }
 
     #[test]
     fn a_task_that_went_and_came_again_is_there_and_its_old_self_is_not() {
         let mut kept = Keep::new(1_000);
-        kept.take(at(1), &keep(task(1)));
+        kept.took(at(1), &keep(task(1)));
         kept.cut(NewsTable::default());
         kept.written();
-        kept.take(at(2), &Effect::Forget { task: task(1) });
-        kept.take(at(3), &keep(task(1)));
-        assert!(kept.envelope(task(1)).is_some());
-        let [_, news] = kept.news(task(1));
-        let news = news.unwrap();
-        assert!(news.fresh && news.forgotten && !news.is_gone());
-        kept.take(at(4), &Effect::Forget { task: task(1) });
-        assert!(kept.cut(NewsTable::default()).get(task(1)).unwrap().is_gone());
+        kept.took(at(2), &Effect::Forget { task: task(1) });
+        kept.took(at(3), &keep(task(1)));
+        assert!(kept.envelope(slot(task(1)), task(1)).is_some());
+        let [_, news] = kept.news(slot(task(1)), task(1));
+        assert!(news.unwrap().fresh);
+        kept.took(at(4), &Effect::Forget { task: task(1) });
+        let writing = kept.cut(NewsTable::default());
+        let all = writing.sorted();
+        assert!(all.len() == 1 && all[0].gone);
     }
 
     #[test]
     fn the_cache_lets_go_of_a_task_that_ends() {
         let mut kept = Keep::new(1_000);
-        kept.take(at(1), &keep(task(1)));
+        kept.took(at(1), &keep(task(1)));
         let writing = kept.cut(NewsTable::default());
-        kept.cache(cacheable(&writing, usize::MAX));
+        kept.cache(cacheable(&writing, usize::MAX), |task| Some(slot(task)));
         kept.written();
         assert!(kept.cached_bytes() > 0);
-        kept.take(at(2), &happened(task(1), Event::BecameReady));
+        kept.took(at(2), &happened(task(1), Event::BecameReady));
         assert!(kept.cached_bytes() > 0);
         let worker = WorkerName::new("w").unwrap();
-        kept.take(at(3), &happened(task(1), Event::Acked { worker }));
+        kept.took(at(3), &happened(task(1), Event::Acked { worker }));
         assert_eq!(kept.cached_bytes(), 0);
     }
 
     #[test]
     fn an_envelope_stays_in_memory_until_it_is_on_disk() {
         let mut kept = Keep::new(0);
-        kept.take(at(1), &keep(task(1)));
-        assert!(kept.envelope(task(1)).is_some());
+        kept.took(at(1), &keep(task(1)));
+        assert!(kept.envelope(slot(task(1)), task(1)).is_some());
         kept.cut(NewsTable::default());
-        assert!(kept.envelope(task(1)).is_some());
+        assert!(kept.envelope(slot(task(1)), task(1)).is_some());
         kept.written();
-        assert!(kept.envelope(task(1)).is_none());
+        assert!(kept.envelope(slot(task(1)), task(1)).is_none());
     }
 
     #[test]
@@ -260,32 +280,35 @@ mod tests {
         let room_for_two = 2 * (8 + CACHED_OVERHEAD_BYTES);
         let mut kept = Keep::new(room_for_two);
         for n in 1..=4 {
-            kept.take(at(n), &keep(task(n)));
+            kept.took(at(n), &keep(task(n)));
         }
         let worker = WorkerName::new("w").unwrap();
         let claimed = Event::Claimed { worker, attempt: 1, fence: model::Fence(1) };
-        kept.take(at(5), &happened(task(1), claimed));
+        kept.took(at(5), &happened(task(1), claimed));
         let writing = kept.cut(NewsTable::default());
         assert_eq!(cacheable(&writing, usize::MAX).len(), 3);
         assert_eq!(cacheable(&writing, kept.room()).len(), 2);
-        kept.cache(cacheable(&writing, usize::MAX));
+        kept.cache(cacheable(&writing, usize::MAX), |task| Some(slot(task)));
         kept.written();
         assert_eq!(kept.cached_bytes(), room_for_two);
-        assert!(kept.envelope(task(1)).is_none());
-        let cached = (2..=4).filter(|&n| kept.envelope(task(n)).is_some()).map(task).collect::<Vec<_>>();
+        assert!(kept.envelope(slot(task(1)), task(1)).is_none());
+        let cached = (2..=4)
+            .filter(|&n| kept.envelope(slot(task(n)), task(n)).is_some())
+            .map(task)
+            .collect::<Vec<_>>();
         kept.claimed(cached[0]);
-        kept.take(at(6), &Effect::Forget { task: cached[1] });
+        kept.took(at(6), &Effect::Forget { task: cached[1] });
         assert_eq!(kept.cached_bytes(), 0);
     }
 
     #[test]
     fn history_is_bounded_but_never_below_its_limit() {
         let mut kept = Keep::new(0);
-        kept.take(at(1), &keep(task(1)));
+        kept.took(at(1), &keep(task(1)));
         for index in 0..1_000 {
-            kept.take(at(index), &happened(task(1), Event::Enqueued { state: StateKind::Ready }));
+            kept.took(at(index), &happened(task(1), Event::Enqueued { state: StateKind::Ready }));
         }
-        let [_, news] = kept.news(task(1));
+        let [_, news] = kept.news(slot(task(1)), task(1));
         let history = news.unwrap().history;
         assert!((HISTORY_MAX..=2 * HISTORY_MAX).contains(&history.len()));
         assert_eq!(history.last().unwrap().index, 999);

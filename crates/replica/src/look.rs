@@ -120,7 +120,8 @@ impl<M: Codec> Replica<M> {
         let shared = &self.inner.shared;
         let mut envelopes: Vec<Result<Option<Bytes>>> = {
             let core = shared.lock();
-            tasks.iter().map(|task| Ok(core.keep.envelope(*task))).collect()
+            let envelope = |task: TaskId| core.keep.envelope(core.machine.slot(task)?, task);
+            tasks.iter().map(|task| Ok(envelope(*task))).collect()
         };
         let missing: Vec<usize> = (0..tasks.len()).filter(|&n| matches!(envelopes[n], Ok(None))).collect();
         if missing.is_empty() {

@@ -292,7 +292,8 @@ fn standing<M: Codec>(
 /// Whether the disk should have a record of this task: it is there, and not only since the last checkpoint.
 fn is_missed<M: Codec>(shared: &Shared<M>, task: TaskId) -> bool {
     let core = shared.lock();
-    core.machine.stand(task).is_some() && !core.keep.news(task).iter().flatten().any(|news| news.fresh)
+    let Some(slot) = core.machine.slot(task) else { return false };
+    !core.keep.news(slot, task).iter().flatten().any(|news| news.fresh)
 }
 
 /// Answers a member that asks for a record: with what is whole here, once as much is applied here as there.

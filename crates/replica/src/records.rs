@@ -55,35 +55,29 @@ pub(crate) fn put_kept(
     others: Others,
     batch: &mut Batch,
 ) -> storage::Result<Vec<TaskId>> {
-    let mut tasks: Vec<(TaskId, &News)> = writing.iter().collect();
-    tasks.sort_unstable_by_key(|(task, _)| *task);
     let mut later = Vec::new();
-    for (task, news) in tasks {
-        let key = tables::key(task);
-        if news.forgotten {
+    for news in writing.sorted() {
+        let key = tables::key(news.task);
+        if news.gone {
+            // Of two words on a key the later counts.
             batch.delete(tables::KEPT, &key);
             batch.delete(tables::LATER, &key);
-        }
-        // Of two words on a key the later counts.
-        if news.is_gone() {
-            continue;
-        }
-        if news.fresh {
+        } else if news.fresh {
             batch.put(tables::KEPT, &key, &seal::sealed(&key, &message(news)));
         } else {
-            later.push((task, key, news));
+            later.push((key, news));
         }
     }
     let mut damaged = Vec::new();
     for some in later.chunks(READ_MAX) {
-        let keys: Vec<_> = some.iter().map(|(_, key, _)| *key).collect();
+        let keys: Vec<_> = some.iter().map(|(key, _)| *key).collect();
         let rows = rows(store, tables::LATER, &keys);
-        for ((task, key, news), row) in some.iter().zip(rows) {
+        for ((key, news), row) in some.iter().zip(rows) {
             let stored = match row?.map(|row| seal::opened(key, row)) {
                 None => KeptMessage::default(),
                 Some(Some(stored)) => stored,
                 Some(None) if others == Others::Some => {
-                    damaged.push(*task);
+                    damaged.push(news.task);
                     continue;
                 }
                 // Nobody can tell any more; what comes now is worth keeping.
@@ -148,8 +142,9 @@ pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Resul
     // Memory first: what a checkpoint moves from there to the disk meanwhile is then seen twice, not never.
     let (stand, news) = {
         let core = shared.lock();
-        let Some(stand) = core.machine.stand(task) else { return Ok(Found::Gone) };
-        (stand, core.keep.news(task))
+        let at = core.machine.stand(task).zip(core.machine.slot(task));
+        let Some((stand, slot)) = at else { return Ok(Found::Gone) };
+        (stand, core.keep.news(slot, task))
     };
     let store = shared.store()?;
     let key = tables::key(task);
@@ -162,12 +157,11 @@ pub(crate) fn kept<M: Codec>(shared: &Shared<M>, task: TaskId) -> storage::Resul
         }
     }
     for news in news.into_iter().flatten() {
-        if news.forgotten {
+        // What was before it is of an earlier life.
+        if news.fresh {
             (all, is_damaged) = (None, false);
         }
-        if !news.is_gone() {
-            all = Some(joined(all.unwrap_or_default(), message(&news)));
-        }
+        all = Some(joined(all.unwrap_or_default(), message(&news)));
     }
     Ok(match all {
         None if !is_damaged => Found::Nothing,

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use model::command::{Ack, Claim, ClaimQueue};
 use model::{
-    Claimed, Command, Digest, GroupId, MemberId, Millis, NewTask, NodeId, QueueName, Reply, RetryOverride,
-    ShardId, Start, StateKind, TaskId, WallTime, WorkerName,
+    Claimed, Command, Digest, GroupId, MemberId, Millis, NewTask, NodeId, QueueName, Reply, ShardId, Start,
+    StateKind, TaskId, WallTime, Wishes, WorkerName,
 };
 use replica::{Codec, NoPeers, Replica, ReplicaConfig, SystemClock};
 use state_machine::{Catalog, Shard};
@@ -58,14 +58,7 @@ fn enqueue(n: u64, start: Start) -> Command {
         kind_hash: 1,
         digest: Digest(0),
         priority: 5,
-        start,
-        order_key: None,
-        dedup: None,
-        unique: None,
-        hold: None,
-        retry: RetryOverride::default(),
-        expires_in: None,
-        retention: None,
+        wishes: Wishes { start, ..Wishes::default() }.boxed(),
         envelope: format!("envelope {n}").into(),
     };
     Command::Enqueue { tasks: vec![task], atomic: false }

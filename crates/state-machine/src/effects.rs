@@ -54,21 +54,36 @@ pub enum Effect {
     },
 }
 
+/// Where a task lies in the memory of its machine while it is there, for tables beside the machine: no two tasks have the same at
+/// one time. Another copy of the shard, and this one after a restart, has the task elsewhere.
+pub type Slot = u32;
+
+/// No slot.
+pub(crate) const NO_SLOT: Slot = Slot::MAX;
+
 /// Gathers effects in the order in which they came about.
 #[derive(Debug, Default)]
 pub struct Effects {
     list: Vec<Effect>,
+    /// Where the task of each lies; beside the effects, which are the same on every copy.
+    slots: Vec<Slot>,
 }
 
 impl Effects {
-    /// Adds one.
+    /// Adds one that is not about a task.
     pub fn push(&mut self, effect: Effect) {
-        self.list.push(effect);
+        self.push_of(NO_SLOT, effect);
     }
 
-    /// Takes all that was gathered.
-    pub fn drain(&mut self) -> std::vec::Drain<'_, Effect> {
-        self.list.drain(..)
+    /// Adds one about the task in this slot.
+    pub fn push_of(&mut self, slot: Slot, effect: Effect) {
+        self.list.push(effect);
+        self.slots.push(slot);
+    }
+
+    /// Takes all that was gathered, each with the slot of its task.
+    pub fn drain(&mut self) -> impl Iterator<Item = (Slot, Effect)> + '_ {
+        self.slots.drain(..).zip(self.list.drain(..))
     }
 
     /// What was gathered.

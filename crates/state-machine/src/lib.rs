@@ -10,6 +10,6 @@ mod shard;
 pub mod view;
 
 pub use catalog::Catalog;
-pub use effects::{Effect, Effects};
+pub use effects::{Effect, Effects, Slot};
 pub use machine::{Change, Damaged, Machine, NextDue, Table};
 pub use shard::{Shard, backoff};

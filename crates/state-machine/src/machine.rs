@@ -2,7 +2,7 @@
 
 use model::{Elapsed, Position, Rejection, WallTime};
 
-use crate::effects::Effects;
+use crate::effects::{Effects, Slot};
 
 /// A table of a checkpoint. The number is part of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +48,13 @@ pub struct Change {
     pub value: Option<Vec<u8>>,
 }
 
+impl Change {
+    /// How long key and value are.
+    pub fn bytes(&self) -> usize {
+        self.key.len() + self.value.as_ref().map_or(0, Vec::len)
+    }
+}
+
 /// A checkpoint's record that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("damaged record in table {table:?}: {what}")]
@@ -84,6 +91,10 @@ pub trait Machine: Send + 'static {
         command: Self::Command,
         effects: &mut Effects,
     ) -> Result<Self::Reply, Rejection>;
+
+    /// Looks at what these commands will change, so that it is in the processor's caches when they do. Tells where tasks are
+    /// that will end and that will go.
+    fn foresee(&self, _commands: &[Self::Command], _slots: &mut Vec<Slot>) {}
 
     /// The stamps of the last applied command: a new leader goes on from here.
     fn stamps(&self) -> (Elapsed, WallTime);

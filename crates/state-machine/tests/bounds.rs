@@ -6,8 +6,7 @@ use bytes::Bytes;
 use model::command::{Ack, Claim, ClaimQueue, OnTask};
 use model::{
     Command, Digest, Elapsed, FollowUp, KeyHash, Millis, NewTask, Position, QueueName, QueuePolicy,
-    QueueSettings, Rejection, Reply, RetryOverride, ShardId, Spread, Start, TaskId, WallTime, WorkerName,
-    limits,
+    QueueSettings, Rejection, Reply, ShardId, Spread, TaskId, WallTime, Wishes, WorkerName, limits,
 };
 use state_machine::view::Filter;
 use state_machine::{Effects, Shard};
@@ -59,14 +58,7 @@ fn task(n: u64, name: &str) -> NewTask {
         kind_hash: 0,
         digest: Digest(0),
         priority: 5,
-        start: Start::Now,
-        order_key: None,
-        dedup: None,
-        unique: None,
-        hold: None,
-        retry: RetryOverride::default(),
-        expires_in: None,
-        retention: None,
+        wishes: None,
         envelope: Bytes::from_static(b"envelope"),
     }
 }
@@ -99,7 +91,10 @@ fn a_pinned_queue_takes_no_task_in_a_shard_that_it_does_not_live_in() {
 fn a_list_by_order_key_goes_on_when_the_task_of_its_cursor_has_ended() {
     let mut driver = Driver::new();
     let key = |text| Some(KeyHash::new(&queue("mail"), text));
-    let keyed = |n, text, retention| NewTask { order_key: key(text), retention, ..task(n, "mail") };
+    let keyed = |n, text, retention| NewTask {
+        wishes: Wishes { order_key: key(text), retention, ..Wishes::default() }.boxed(),
+        ..task(n, "mail")
+    };
     driver.enqueue(vec![
         keyed(1, "k", None),
         keyed(2, "k", Some(Millis(0))),

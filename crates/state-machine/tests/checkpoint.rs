@@ -9,7 +9,7 @@ use bytes::Bytes;
 use model::command::{Ack, Claim, ClaimQueue, Fail};
 use model::{
     Command, Digest, Elapsed, Fence, Millis, NewTask, Position, QueueName, QueuePolicy, QueueSettings, Reply,
-    RetryOverride, ShardId, Start, TaskId, WallTime, WorkerName,
+    ShardId, TaskId, WallTime, WorkerName,
 };
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -50,14 +50,7 @@ impl Log {
             kind_hash: 0,
             digest: Digest(1),
             priority: 5,
-            start: Start::Now,
-            order_key: None,
-            dedup: None,
-            unique: None,
-            hold: None,
-            retry: RetryOverride::default(),
-            expires_in: None,
-            retention: None,
+            wishes: None,
             envelope: Bytes::new(),
         };
         self.apply(Command::Enqueue { tasks: vec![task], atomic: false });

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use model::command::{Claim, ClaimQueue};
 use model::{
-    Command, Digest, Elapsed, Millis, NewTask, Position, QueueName, Reply, RetryOverride, RetryPolicy,
-    ShardId, Start, TaskId, WallTime, WorkerName,
+    Command, Digest, Elapsed, Millis, NewTask, Position, QueueName, Reply, RetryPolicy, ShardId, TaskId,
+    WallTime, WorkerName,
 };
 use state_machine::{Effects, Shard, backoff};
 
@@ -34,14 +34,7 @@ fn drawn(weights: &[u32]) -> Vec<usize> {
             kind_hash: 0,
             digest: Digest(0),
             priority: 5,
-            start: Start::Now,
-            order_key: None,
-            dedup: None,
-            unique: None,
-            hold: None,
-            retry: RetryOverride::default(),
-            expires_in: None,
-            retention: None,
+            wishes: None,
             envelope: Bytes::new(),
         };
         apply(Command::Enqueue { tasks: (0..1_000).map(task).collect(), atomic: false });

@@ -15,7 +15,7 @@ use model::command::{
 };
 use model::{
     Command, Digest, Fence, FreedReason, KeyHash, Millis, NewTask, OnExhausted, QueueName, QueuePolicy,
-    QueueSettings, Rejection, Reply, RetryOverride, SessionId, ShardId, Start, StateKind, TaskId, WallTime,
+    QueueSettings, Rejection, Reply, SessionId, ShardId, Start, StateKind, TaskId, WallTime, Wishes,
     WorkerName,
 };
 
@@ -92,14 +92,7 @@ fn task(n: u64) -> NewTask {
         kind_hash: 0,
         digest: Digest(1),
         priority: 5,
-        start: Start::Now,
-        order_key: None,
-        dedup: None,
-        unique: None,
-        hold: None,
-        retry: RetryOverride::default(),
-        expires_in: None,
-        retention: None,
+        wishes: None,
         envelope: Bytes::new(),
     }
 }
@@ -107,13 +100,14 @@ fn task(n: u64) -> NewTask {
 fn subject(state: StateKind) -> NewTask {
     let order_key = (state == StateKind::Blocked).then(|| KeyHash::new(&queue(), "user-7"));
     let soon = state == StateKind::Expired;
-    NewTask {
+    let wishes = Wishes {
         order_key,
         dedup: Some(Dedup { key: KeyHash::new(&queue(), "dedup"), window: Millis::mins(15) }),
         unique: Some(Unique { key: KeyHash::new(&queue(), "unique"), until: UniqueUntil::Final }),
         expires_in: Some(if soon { Millis::secs(1) } else { Millis::hours(1) }),
-        ..task(T)
-    }
+        ..Wishes::default()
+    };
+    NewTask { wishes: wishes.boxed(), ..task(T) }
 }
 
 fn enqueue(task: NewTask) -> Command {
@@ -185,9 +179,10 @@ fn shard_with_task_in(state: StateKind) -> Pair {
         }
         // Only a requeue leads back here, and it lets the task run however late: it expires no more.
         StateKind::Blocked => {
-            let order_key = subject(state).order_key;
+            let order_key = subject(state).wishes().order_key;
             let start = Start::After(Millis::hours(24));
-            let before = NewTask { order_key, start, ..task(8) };
+            let wishes = Wishes { order_key, start, ..Wishes::default() }.boxed();
+            let before = NewTask { wishes, ..task(8) };
             vec![Command::Discard(on(None)), enqueue(before), Command::Requeue(on(None))]
         }
     };
@@ -210,7 +205,10 @@ fn act(pair: &mut Pair, state: StateKind, row: &str) -> Result<Reply, Rejection>
     let command = match row {
         "enqueue its dedup key" => enqueue(again(|_| {})),
         "enqueue its dedup key, other work" => enqueue(again(|task| task.digest = Digest(2))),
-        "enqueue its unique key" => enqueue(again(|task| task.dedup = None)),
+        "enqueue its unique key" => enqueue(again(|task| {
+            let wishes = Wishes { dedup: None, ..task.wishes().clone() };
+            task.wishes = wishes.boxed();
+        })),
         "enqueue its id" => enqueue(NewTask { id: id(T), ..task(T) }),
         "claim" => claim(),
         "claim, queue paused" => {

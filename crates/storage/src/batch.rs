@@ -28,6 +28,11 @@ impl Batch {
         Batch::default()
     }
 
+    /// Nothing yet, with room for so many changes and so many bytes of keys and values.
+    pub fn with_room(changes: usize, bytes: usize) -> Batch {
+        Batch { data: Vec::with_capacity(bytes), changes: Vec::with_capacity(changes) }
+    }
+
     /// Sets a key.
     pub fn put(&mut self, table: u8, key: &[u8], value: &[u8]) {
         self.change(table, key, Some(value));

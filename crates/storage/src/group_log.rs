@@ -20,6 +20,7 @@ use crate::group_index::{Place, Reading};
 use crate::log::Handle;
 use crate::queue::{Change, Group, Queued};
 use crate::record::{HEADER_BYTES, Header, Kind};
+use crate::reserve::RoomState;
 use crate::segment::{Segment, live_path};
 
 /// Called once, from the writer's thread, when a change is on the disk or has failed. Must be quick.
@@ -199,10 +200,13 @@ impl GroupLog {
     }
 
     /// Whether the group should be checkpointed and purged now: for its entries more segments are kept than
-    /// [`LogOptions::lag_bytes`](crate::LogOptions::lag_bytes).
+    /// [`LogOptions::lag_bytes`](crate::LogOptions::lag_bytes), or a quarter of that while the disk has little room, so that the
+    /// reserve lasts until the segments come back.
     pub fn is_lagging(&self) -> bool {
         let shared = &self.handle.shared;
-        shared.table.lock().pinned_by(self.group.id) > shared.options.lag_bytes
+        let is_low = shared.options.reserve.as_ref().is_some_and(|reserve| reserve.state() == RoomState::Low);
+        let most = if is_low { shared.options.lag_bytes / 4 } else { shared.options.lag_bytes };
+        shared.table.lock().pinned_by(self.group.id) > most
     }
 
     /// Bytes of the records of the entries after `index`.

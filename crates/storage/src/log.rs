@@ -50,6 +50,8 @@ pub struct LogOptions {
     pub spare_segments: usize,
     /// A group that keeps more bytes of segments than this lags.
     pub lag_bytes: u64,
+    /// What is gathered before it is written, when more than this comes at once.
+    pub piece_bytes: usize,
     /// Given back when a segment finds no room.
     pub reserve: Option<Arc<Reserve>>,
     /// Runs once when a write or a sync has failed, before anybody hears of it, or when
@@ -65,7 +67,8 @@ impl Default for LogOptions {
             cache_bytes: 8 * 1024 * 1024,
             queue_bytes: 64 * 1024 * 1024,
             spare_segments: 4,
-            lag_bytes: 256 * 1024 * 1024,
+            lag_bytes: 512 * 1024 * 1024,
+            piece_bytes: 4 * 1024 * 1024,
             reserve: None,
             on_fatal: Arc::new(|error| {
                 tracing::error!(%error, "this process cannot go on: it ends now");

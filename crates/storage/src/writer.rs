@@ -26,8 +26,6 @@ use crate::segment::{DATA_START, Segment};
 
 /// Room for the seal, which every segment must be able to take.
 const SEAL_BYTES: u64 = HEADER_BYTES as u64;
-/// Written at once.
-const PIECE_BYTES: usize = 4 * 1024 * 1024;
 /// Synced at once, if more than this is queued.
 const BATCH_BYTES: u64 = 16 * 1024 * 1024;
 /// A page of the file system: what is written begins and ends on one, so that none must be read first, and so that it can
@@ -105,7 +103,7 @@ impl Writer {
     pub(crate) fn new(shared: Arc<Shared>, pool: Arc<Pool>, start: Start) -> Result<Writer> {
         let Start { segment, position, must_roll, states } = start;
         let page = page_of(position);
-        let mut buffer = Vec::with_capacity(PIECE_BYTES);
+        let mut buffer = Vec::with_capacity(shared.options.piece_bytes);
         buffer.resize((position - page) as usize, 0);
         let read = segment.file.read_at(&mut buffer, page);
         read.map_err(|source| Error::io("read", &segment.path, source))?;
@@ -282,7 +280,7 @@ impl Writer {
         if self.must_roll || !self.fits(payload.len()) {
             self.roll()?;
         }
-        if self.buffer.len() >= PIECE_BYTES {
+        if self.buffer.len() >= self.shared.options.piece_bytes {
             self.write_piece()?;
         }
         self.encode(kind, group, id, payload)
@@ -387,7 +385,7 @@ impl Writer {
         self.unpad();
         self.synced = self.position;
         self.drop_before(page_of(self.position));
-        self.buffer.shrink_to(2 * PIECE_BYTES);
+        self.buffer.shrink_to(2 * self.shared.options.piece_bytes);
         Ok(())
     }
 

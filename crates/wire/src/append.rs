@@ -19,7 +19,8 @@ pub fn bytes_of(message: &impl Message) -> Bytes {
     bytes.into()
 }
 
-fn write(message: &impl Message, mut room: &mut [u8]) {
+/// Writes a message into the room that it needs.
+pub(crate) fn write(message: &impl Message, mut room: &mut [u8]) {
     message.encode_raw(&mut room);
     debug_assert!(room.is_empty(), "a message has the length that it says");
 }

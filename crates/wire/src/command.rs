@@ -3,17 +3,18 @@
 //! One message per command, one number per kind, both for ever: a kind may be added, never changed.
 //! Malformed bytes are an error, never a panic. Next: `entry`, which carries many of these.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use model::command::{Ack, Fail};
 use model::command::{Claim, ClaimById, ClaimQueue, OnTask};
 use model::{Command, Fence, FreedReason, KeyHash, Millis, SessionId, WorkerName};
 use prost::{Message, Oneof};
 
 use crate::catalog::SetQueueMessage;
-use crate::entry::Malformed;
+use crate::entry::{self, Malformed};
 use crate::new_task::{
     Bits128, FollowUpMessage, NewTaskMessage, OutboxMessageMessage, queue_name, shard_id, task_id, text,
 };
+use crate::quick;
 
 /// [`model::Command`] as a message.
 #[derive(Clone, PartialEq, Message)]
@@ -340,8 +341,27 @@ impl From<&OnTask> for OnTaskMessage {
     }
 }
 
+/// Adds a command to a part of an entry.
+pub fn push(command: &Command, part: &mut BytesMut) {
+    let is_written = match command {
+        Command::Enqueue { tasks, atomic } => quick::push_enqueue(tasks, *atomic, part),
+        _ => false,
+    };
+    if !is_written {
+        entry::push_command(&CommandMessage::from(command), part);
+    }
+}
+
 /// A command from its bytes, sharing envelopes and outputs with them.
 pub fn decode(bytes: Bytes) -> Result<Command, Malformed> {
+    match quick::decode(&bytes) {
+        Some(command) => Ok(command),
+        None => decode_any(bytes),
+    }
+}
+
+/// The same, by its message.
+pub(crate) fn decode_any(bytes: Bytes) -> Result<Command, Malformed> {
     let kind = CommandMessage::decode(bytes)?.kind.ok_or(Malformed::Unknown("command to a shard"))?;
     Ok(match kind {
         Kind::Enqueue(enqueue) => Command::Enqueue {

@@ -15,6 +15,7 @@ pub mod http;
 pub mod life;
 pub mod new_task;
 pub mod peer;
+mod quick;
 pub mod raft;
 mod rejection;
 pub mod reply;

@@ -7,6 +7,7 @@ use model::command::{Dedup, OutboxMessage, Unique, UniqueUntil};
 use model::limits::PRIORITY_MAX;
 use model::{
     Digest, FollowUp, KeyHash, Millis, NewTask, QueueName, RetryOverride, ShardId, Start, TaskId, WallTime,
+    Wishes,
 };
 use prost::Message;
 
@@ -86,7 +87,8 @@ const UNTIL_CLAIMED: u32 = 1;
 
 impl From<&NewTask> for NewTaskMessage {
     fn from(task: &NewTask) -> NewTaskMessage {
-        let (start_after_ms, start_at_ms) = match task.start {
+        let wishes = task.wishes();
+        let (start_after_ms, start_at_ms) = match wishes.start {
             Start::Now => (None, None),
             Start::After(delay) => (Some(delay.0), None),
             Start::At(at) => (None, Some(at.millis())),
@@ -99,21 +101,21 @@ impl From<&NewTask> for NewTaskMessage {
             priority: u32::from(task.priority),
             start_after_ms,
             start_at_ms,
-            order_key: task.order_key.map(|key| key.0.into()),
-            dedup_key: task.dedup.map(|dedup| dedup.key.0.into()),
-            dedup_window_ms: task.dedup.map_or(0, |dedup| dedup.window.0),
-            unique_key: task.unique.map(|unique| unique.key.0.into()),
-            unique_until: match task.unique.map(|unique| unique.until) {
+            order_key: wishes.order_key.map(|key| key.0.into()),
+            dedup_key: wishes.dedup.map(|dedup| dedup.key.0.into()),
+            dedup_window_ms: wishes.dedup.map_or(0, |dedup| dedup.window.0),
+            unique_key: wishes.unique.map(|unique| unique.key.0.into()),
+            unique_until: match wishes.unique.map(|unique| unique.until) {
                 Some(UniqueUntil::Claimed) => UNTIL_CLAIMED,
                 Some(UniqueUntil::Final) | None => UNTIL_FINAL,
             },
-            hold_ms: task.hold.map(|hold| hold.0),
-            retry_attempts: task.retry.attempts,
-            retry_base_ms: task.retry.base.map(|base| base.0),
-            retry_cap_ms: task.retry.cap.map(|cap| cap.0),
-            retry_age_max_ms: task.retry.age_max.map(|age| age.0),
-            expires_in_ms: task.expires_in.map(|expires| expires.0),
-            retention_ms: task.retention.map(|retention| retention.0),
+            hold_ms: wishes.hold.map(|hold| hold.0),
+            retry_attempts: wishes.retry.attempts,
+            retry_base_ms: wishes.retry.base.map(|base| base.0),
+            retry_cap_ms: wishes.retry.cap.map(|cap| cap.0),
+            retry_age_max_ms: wishes.retry.age_max.map(|age| age.0),
+            expires_in_ms: wishes.expires_in.map(|expires| expires.0),
+            retention_ms: wishes.retention.map(|retention| retention.0),
             envelope: task.envelope.clone(),
         }
     }
@@ -134,26 +136,29 @@ impl TryFrom<NewTaskMessage> for NewTask {
             kind_hash: message.kind_hash,
             digest: Digest(message.digest.ok_or(Malformed::Missing("digest"))?.into()),
             priority: priority(message.priority)?,
-            start: match (message.start_after_ms, message.start_at_ms) {
-                (None, None) => Start::Now,
-                (Some(delay), None) => Start::After(Millis(delay)),
-                (None, Some(at)) => Start::At(WallTime::from_millis(at)),
-                (Some(_), Some(_)) => return Err(Malformed::Value("start")),
-            },
-            order_key: message.order_key.map(key),
-            dedup: message
-                .dedup_key
-                .map(|bits| Dedup { key: key(bits), window: Millis(message.dedup_window_ms) }),
-            unique: message.unique_key.map(|bits| Unique { key: key(bits), until }),
-            hold: message.hold_ms.map(Millis),
-            retry: RetryOverride {
-                attempts: message.retry_attempts,
-                base: message.retry_base_ms.map(Millis),
-                cap: message.retry_cap_ms.map(Millis),
-                age_max: message.retry_age_max_ms.map(Millis),
-            },
-            expires_in: message.expires_in_ms.map(Millis),
-            retention: message.retention_ms.map(Millis),
+            wishes: Wishes {
+                start: match (message.start_after_ms, message.start_at_ms) {
+                    (None, None) => Start::Now,
+                    (Some(delay), None) => Start::After(Millis(delay)),
+                    (None, Some(at)) => Start::At(WallTime::from_millis(at)),
+                    (Some(_), Some(_)) => return Err(Malformed::Value("start")),
+                },
+                order_key: message.order_key.map(key),
+                dedup: message
+                    .dedup_key
+                    .map(|bits| Dedup { key: key(bits), window: Millis(message.dedup_window_ms) }),
+                unique: message.unique_key.map(|bits| Unique { key: key(bits), until }),
+                hold: message.hold_ms.map(Millis),
+                retry: RetryOverride {
+                    attempts: message.retry_attempts,
+                    base: message.retry_base_ms.map(Millis),
+                    cap: message.retry_cap_ms.map(Millis),
+                    age_max: message.retry_age_max_ms.map(Millis),
+                },
+                expires_in: message.expires_in_ms.map(Millis),
+                retention: message.retention_ms.map(Millis),
+            }
+            .boxed(),
             envelope: message.envelope,
         })
     }

@@ -5,6 +5,8 @@
 use bytes::Bytes;
 use prost::Message;
 
+use crate::append;
+
 /// The key of the field that holds the checksum, the last one: number 2^25 - 2, four bytes. Whoever does not know
 /// it passes it over; a record without one does not end like this.
 const SEAL: [u8; 4] = [0xf5, 0xff, 0xff, 0x7f];
@@ -13,7 +15,10 @@ const SEAL_OF_VALUE: [u8; 4] = [0xfd, 0xff, 0xff, 0x7f];
 
 /// A record with the checksum of its key and its bytes behind it.
 pub fn sealed(key: &[u8], message: &impl Message) -> Vec<u8> {
-    let mut bytes = message.encode_to_vec();
+    let len = message.encoded_len();
+    let mut bytes = Vec::with_capacity(len + SEAL.len() + size_of::<u32>());
+    bytes.resize(len, 0);
+    append::write(message, &mut bytes);
     let sum = sum(key, &bytes);
     bytes.extend_from_slice(&SEAL);
     bytes.extend_from_slice(&sum.to_le_bytes());

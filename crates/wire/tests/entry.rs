@@ -12,7 +12,7 @@ use model::limits::PRIORITY_MAX;
 use model::{
     Command, Digest, Elapsed, Event, Fence, FollowUp, FreedReason, FreedTo, GroupId, KeyHash, Millis,
     NewTask, NodeId, OnExhausted, QueueName, QueuePolicy, QueueSettings, Recovery, RetryOverride,
-    RetryPolicy, SessionId, ShardId, Spread, Start, StateKind, TaskId, WallTime, WorkerName,
+    RetryPolicy, SessionId, ShardId, Spread, Start, StateKind, TaskId, WallTime, Wishes, WorkerName,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -44,20 +44,13 @@ fn plain_task() -> NewTask {
         kind_hash: 0xdead_beef,
         digest: Digest(7),
         priority: 5,
-        start: Start::Now,
-        order_key: None,
-        dedup: None,
-        unique: None,
-        hold: None,
-        retry: RetryOverride::default(),
-        expires_in: None,
-        retention: None,
+        wishes: None,
         envelope: Bytes::from_static(b"envelope"),
     }
 }
 
 fn full_task() -> NewTask {
-    NewTask {
+    let wishes = Wishes {
         start: Start::At(WallTime::from_millis(1_800_000_000_000)),
         order_key: Some(KeyHash(u128::MAX)),
         dedup: Some(Dedup { key: KeyHash(0), window: Millis::mins(15) }),
@@ -71,8 +64,8 @@ fn full_task() -> NewTask {
         },
         expires_in: Some(Millis::hours(2)),
         retention: Some(Millis(0)),
-        ..plain_task()
-    }
+    };
+    NewTask { wishes: wishes.boxed(), ..plain_task() }
 }
 
 fn full_settings() -> QueueSettings {
@@ -420,13 +413,7 @@ fn any_task() -> impl Strategy<Value = NewTask> {
         proptest::option::of(any_millis()),
     );
     let facts = (any_task_id(), any_name(), any::<u32>(), any::<u128>(), 0..=PRIORITY_MAX, any_bytes());
-    (facts, start, keys, retry, times).prop_map(|(facts, start, keys, retry, times)| NewTask {
-        id: facts.0,
-        queue: facts.1,
-        kind_hash: facts.2,
-        digest: Digest(facts.3),
-        priority: facts.4,
-        envelope: facts.5,
+    let wishes = (start, keys, retry, times).prop_map(|(start, keys, retry, times)| Wishes {
         start,
         order_key: keys.0,
         dedup: keys.1.map(|(key, window)| Dedup { key, window }),
@@ -435,6 +422,17 @@ fn any_task() -> impl Strategy<Value = NewTask> {
         hold: times.0,
         expires_in: times.1,
         retention: times.2,
+    });
+    // Most ask for nothing.
+    let wishes = prop_oneof![Just(Wishes::default()), wishes];
+    (facts, wishes).prop_map(|(facts, wishes)| NewTask {
+        id: facts.0,
+        queue: facts.1,
+        kind_hash: facts.2,
+        digest: Digest(facts.3),
+        priority: facts.4,
+        envelope: facts.5,
+        wishes: wishes.boxed(),
     })
 }
 
@@ -477,6 +475,10 @@ proptest! {
     fn every_command_comes_back_as_it_went(commands in proptest::collection::vec(any_command(), 0..6)) {
         let messages: Vec<_> = commands.iter().map(CommandMessage::from).collect();
         let bytes = commands_of(entry_of(&messages)).unwrap();
+        let (mut derived, mut pushed) = (BytesMut::new(), BytesMut::new());
+        messages.iter().for_each(|message| entry::push_command(message, &mut derived));
+        commands.iter().for_each(|command| wire::command::push(command, &mut pushed));
+        prop_assert_eq!(derived, pushed);
         let back: Result<Vec<_>, _> = bytes.into_iter().map(wire::command::decode).collect();
         prop_assert_eq!(back, Ok(commands));
     }

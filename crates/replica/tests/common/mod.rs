@@ -12,7 +12,7 @@ use model::{
     Rejection, Reply, Settled, ShardId, Stand, Start, StateKind, TaskId, WallTime,
 };
 use replica::{Codec, NoPeers, Replica, ReplicaConfig, SystemClock};
-use state_machine::{Change, Damaged, Effect, Effects, Machine, NextDue, Table};
+use state_machine::{Change, Damaged, Effect, Effects, Machine, NextDue, Slot, Table};
 use storage::{CheckpointStore, Disk, Log, LogOptions, ThreadExecutor, checkpoint_path};
 use wire::command::CommandMessage;
 use wire::entry::Malformed;
@@ -29,6 +29,8 @@ fn stand((state, number): Record) -> Stand {
 #[derive(Default)]
 pub(crate) struct Toy {
     tasks: BTreeMap<TaskId, Record>,
+    slots: BTreeMap<TaskId, Slot>,
+    next_slot: Slot,
     stamps: (Elapsed, WallTime),
     hash: u128,
     changed: BTreeSet<TaskId>,
@@ -62,6 +64,15 @@ impl Toy {
             self.hash = self.hash.wrapping_add(weigh(task, new));
         }
         self.changed.insert(task);
+        if !self.slots.contains_key(&task) {
+            self.slots.insert(task, self.next_slot);
+            self.next_slot += 1;
+        }
+    }
+
+    /// Tells something of a task.
+    fn tell(&self, task: TaskId, effect: Effect, effects: &mut Effects) {
+        effects.push_of(self.slots[&task], effect);
     }
 }
 
@@ -90,13 +101,13 @@ impl Machine for Toy {
             Command::Enqueue { tasks, .. } => {
                 let mut replies = Vec::new();
                 for task in tasks {
-                    let (state, due) = match task.start {
+                    let (state, due) = match task.wishes().start {
                         Start::After(delay) => (StateKind::Delayed, self.stamps.1.after(delay).millis()),
                         _ => (StateKind::Ready, 0),
                     };
                     self.set(task.id, Some((state, due)));
-                    effects.push(Effect::Keep { task: task.id, envelope: task.envelope });
-                    effects.push(happened(task.id, Event::Enqueued { state }));
+                    self.tell(task.id, Effect::Keep { task: task.id, envelope: task.envelope }, effects);
+                    self.tell(task.id, happened(task.id, Event::Enqueued { state }), effects);
                     replies.push(Ok(Enqueued { id: task.id, duplicate: false, state }));
                 }
                 effects.push(Effect::Ready { queue: mail() });
@@ -110,7 +121,7 @@ impl Machine for Toy {
                     let fence = Fence(at.index << 16 | u64::from(at.n) << 8 | n as u64);
                     self.set(task, Some((StateKind::Claimed, fence.0)));
                     let worker = claim.worker.clone();
-                    effects.push(happened(task, Event::Claimed { worker, attempt: 1, fence }));
+                    self.tell(task, happened(task, Event::Claimed { worker, attempt: 1, fence }), effects);
                     claims.push(Claimed {
                         id: task,
                         queue: mail(),
@@ -132,15 +143,16 @@ impl Machine for Toy {
                     return Err(Rejection::NotFound { id: ack.task });
                 };
                 self.set(ack.task, Some((StateKind::Done, fence)));
-                effects.push(Effect::Output { task: ack.task, output: ack.output });
+                self.tell(ack.task, Effect::Output { task: ack.task, output: ack.output }, effects);
                 let worker = model::WorkerName::new("w").unwrap();
-                effects.push(happened(ack.task, Event::Acked { worker }));
+                self.tell(ack.task, happened(ack.task, Event::Acked { worker }), effects);
                 Ok(Reply::Settled(Settled { id: ack.task, state: StateKind::Done, attempt: 1, due: None }))
             }
             Command::Discard(on) => {
                 self.broken |= on.task == breaks_checkpoints();
                 self.set(on.task, None);
-                effects.push(Effect::Forget { task: on.task });
+                self.tell(on.task, Effect::Forget { task: on.task }, effects);
+                self.slots.remove(&on.task);
                 Ok(Reply::Done)
             }
             Command::Pulse { limit } => {
@@ -150,7 +162,7 @@ impl Machine for Toy {
                 let due: Vec<_> = due.map(|(task, _)| *task).take(limit as usize).collect();
                 for task in &due {
                     self.set(*task, Some((StateKind::Ready, 0)));
-                    effects.push(happened(*task, Event::BecameReady));
+                    self.tell(*task, happened(*task, Event::BecameReady), effects);
                 }
                 Ok(Reply::Count(due.len() as u64))
             }
@@ -241,6 +253,10 @@ impl Codec for Toy {
 
     fn stand(&self, task: TaskId) -> Option<Stand> {
         self.tasks.get(&task).copied().map(stand)
+    }
+
+    fn slot(&self, task: TaskId) -> Option<Slot> {
+        self.slots.get(&task).copied()
     }
 
     fn stored_stand(_key: &[u8], value: &[u8]) -> Option<Stand> {
@@ -339,14 +355,7 @@ pub(crate) fn enqueue_with(n: u64, start: Start, envelope: Bytes) -> Command {
         kind_hash: 0,
         digest: model::Digest(0),
         priority: 5,
-        start,
-        order_key: None,
-        dedup: None,
-        unique: None,
-        hold: None,
-        retry: Default::default(),
-        expires_in: None,
-        retention: None,
+        wishes: model::Wishes { start, ..model::Wishes::default() }.boxed(),
         envelope,
     };
     Command::Enqueue { tasks: vec![task], atomic: false }

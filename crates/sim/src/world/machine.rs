@@ -164,6 +164,8 @@ impl Machine {
             cache_bytes: plan.log_cache_bytes,
             spare_segments: 1,
             lag_bytes: 4 * plan.segment_bytes,
+            // What comes at once is in several pieces now and then.
+            piece_bytes: 16 * 1024,
             on_fatal: Arc::new(move |error| {
                 tracing::warn!(%error, "the process ends");
                 over.lock().get_or_insert(error.to_string());

@@ -32,7 +32,7 @@ impl Shard {
         self.touch_queue(no);
         self.queues.at_mut(no).totals.done += 1;
         if !ack.output.is_empty() {
-            effects.push(Effect::Output { task: ack.task, output: ack.output });
+            effects.push_of(slot, Effect::Output { task: ack.task, output: ack.output });
         }
         self.happened(slot, Event::Acked { worker: claim.worker }, effects);
         let settled = model::Settled {

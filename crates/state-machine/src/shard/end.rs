@@ -177,7 +177,7 @@ impl Shard {
         self.touch_removed(slot);
         let task = self.tasks.remove(slot);
         self.extras -= u64::from(task.extra.is_some());
-        effects.push(Effect::Forget { task: task.id });
+        effects.push_of(slot, Effect::Forget { task: task.id });
         self.remove_if_dropped(task.queue);
     }
 

@@ -49,8 +49,11 @@ impl Shard {
         if atomic {
             self.check_all(&tasks)?;
         }
-        let outcomes = tasks.into_iter().map(|task| self.take_in(at, task, Limits::Count, effects));
-        Ok(Reply::Enqueued(outcomes.collect()))
+        let mut outcomes = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            outcomes.push(self.take_in(at, task, Limits::Count, effects));
+        }
+        Ok(Reply::Enqueued(outcomes))
     }
 
     /// Takes one task in, or says why not.
@@ -148,7 +151,7 @@ impl Shard {
             return Err(Rejection::QueueFull { queue, count: waiting, what: "tasks", limit: "tasks_max" });
         }
         let keys = queue.dedup_keys + ahead.dedup_counts.get(&task.queue).copied().unwrap_or(0);
-        if task.dedup.is_some() && keys >= queue.share(policy.dedup_keys_max, self.shards) {
+        if task.wishes().dedup.is_some() && keys >= queue.share(policy.dedup_keys_max, self.shards) {
             let queue = task.queue.clone();
             let (what, limit) = ("dedup keys", "dedup_keys_max");
             return Err(Rejection::QueueFull { queue, count: keys, what, limit });
@@ -167,7 +170,7 @@ impl Shard {
 
     fn insert(&mut self, at: Position, task: NewTask, scoped: &Scoped, effects: &mut Effects) -> Enqueued {
         let no = self.queue_or_new(&task.queue);
-        let due = match task.start {
+        let due = match task.wishes().start {
             Start::Now => None,
             Start::After(delay) if mutant::planted(Mutant::DelayedEarly) => {
                 Some(at.wall.after(Millis(delay.0 / 2)))
@@ -203,7 +206,7 @@ impl Shard {
         let state = self.enter(slot, due);
         self.touch_queue(no);
         self.queues.at_mut(no).totals.enqueued += 1;
-        effects.push(Effect::Keep { task: task.id, envelope: task.envelope });
+        effects.push_of(slot, Effect::Keep { task: task.id, envelope: task.envelope });
         self.happened(slot, Event::Enqueued { state }, effects);
         Enqueued { id: task.id, duplicate: false, state }
     }
@@ -238,19 +241,20 @@ impl Shard {
 }
 
 fn extra_of(at: Position, task: &NewTask, scoped: &Scoped, due: Option<WallTime>) -> Option<Box<Extra>> {
+    let wishes = task.wishes.as_deref()?;
     let extra = Extra {
-        order: task.order_key.map(|key| OrderPlace { key, seq: 0, prev: NONE, next: NONE }),
-        dedup: task.dedup.zip(scoped.dedup).map(|(dedup, key)| DedupKey {
+        order: wishes.order_key.map(|key| OrderPlace { key, seq: 0, prev: NONE, next: NONE }),
+        dedup: wishes.dedup.zip(scoped.dedup).map(|(dedup, key)| DedupKey {
             key,
             window: dedup.window,
             digest: task.digest,
         }),
-        unique: task.unique.zip(scoped.unique).map(|(unique, key)| UniqueKey { key, until: unique.until }),
-        hold: task.hold,
-        retry: task.retry,
-        expires_at: task.expires_in.map(|after| at.wall.after(after)),
-        retention: task.retention,
-        not_before: due.filter(|_| task.order_key.is_some()),
+        unique: wishes.unique.zip(scoped.unique).map(|(unique, key)| UniqueKey { key, until: unique.until }),
+        hold: wishes.hold,
+        retry: wishes.retry,
+        expires_at: wishes.expires_in.map(|after| at.wall.after(after)),
+        retention: wishes.retention,
+        not_before: due.filter(|_| wishes.order_key.is_some()),
     };
     (extra != Extra::default()).then(|| Box::new(extra))
 }

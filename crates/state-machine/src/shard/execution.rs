@@ -6,10 +6,7 @@ use model::{
     WorkerName,
 };
 
-/// Where a task lies in [`super::tasks::Tasks`]. Never visible outside: after a reload it is another.
-pub(super) type Slot = u32;
-/// No slot.
-pub(super) const NONE: Slot = Slot::MAX;
+pub(super) use crate::effects::{NO_SLOT as NONE, Slot};
 /// A queue's number, given once and never again.
 pub(super) type QueueNo = u32;
 

@@ -31,7 +31,7 @@ impl Shard {
         self.touch_queue(no);
         self.queues.at_mut(no).totals.failed += 1;
         if !fail.detail.is_empty() {
-            effects.push(Effect::Detail { task: fail.task, detail: fail.detail });
+            effects.push_of(slot, Effect::Detail { task: fail.task, detail: fail.detail });
         }
         let end = self.end_of_fail(at, slot, fail.fatal);
         let retry_in = match end {

@@ -12,8 +12,9 @@ use super::outcomes::Outcome;
 use super::record::{self, Writer};
 use crate::machine::{Change, Table};
 
-/// Executions hashed in one go, at the latest.
-const UNHASHED_MAX: usize = 2_048;
+/// Executions hashed in one go, at the latest. Under load a task is enqueued, claimed and acked before it is hashed at all; hashing
+/// so many takes about a millisecond.
+const UNHASHED_MAX: usize = 8_192;
 
 /// Room for changed tasks that is kept from checkpoint to checkpoint.
 const CHANGED_KEPT: usize = 65_536;

@@ -57,15 +57,16 @@ pub(super) struct Scoped {
 
 impl Scoped {
     pub(super) fn of(task: &NewTask, pinned: bool) -> Scoped {
-        let unique = task.unique.map(|unique| unique.key);
-        let dedup = task.dedup.map(|dedup| dedup.key);
+        let wishes = task.wishes();
+        let unique = wishes.unique.map(|unique| unique.key);
+        let dedup = wishes.dedup.map(|dedup| dedup.key);
         if pinned {
             return Scoped { unique, dedup };
         }
         let within = |key: KeyHash, place: Option<KeyHash>| place.map_or(key, |place| key.within(place));
         Scoped {
-            unique: unique.map(|key| within(key, task.order_key)),
-            dedup: dedup.map(|key| within(key, task.order_key.or(unique))),
+            unique: unique.map(|key| within(key, wishes.order_key)),
+            dedup: dedup.map(|key| within(key, wishes.order_key.or(unique))),
         }
     }
 }

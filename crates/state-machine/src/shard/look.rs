@@ -43,7 +43,12 @@ impl Shard {
         Some(stand(&self.tasks[self.tasks.find(id)?]))
     }
 
-    /// The same of a task's row in a checkpoint; nothing if it cannot be read.
+    /// Where a task lies, if it is there.
+    pub fn slot(&self, id: TaskId) -> Option<Slot> {
+        self.tasks.find(id)
+    }
+
+    /// How far a task has come, by its row in a checkpoint; nothing if it cannot be read.
     pub fn stored_stand(key: &[u8], value: &[u8]) -> Option<Stand> {
         let (execution, _) = record::read_execution(end::id_of_key(key).ok()?, value).ok()?;
         Some(stand(&execution))

@@ -206,7 +206,7 @@ impl Shard {
     fn happened(&self, slot: Slot, event: Event, effects: &mut Effects) {
         let task = &self.tasks[slot];
         let queue = self.queues[task.queue].name.clone();
-        effects.push(Effect::Happened { task: task.id, queue, event });
+        effects.push_of(slot, Effect::Happened { task: task.id, queue, event });
     }
 
     fn find(&self, id: TaskId) -> Result<Slot, Rejection> {
@@ -244,6 +244,28 @@ impl Machine for Shard {
 
     fn apply(&mut self, at: Position, command: Command, effects: &mut Effects) -> Result<Reply, Rejection> {
         Shard::apply(self, at, command, effects)
+    }
+
+    fn foresee(&self, commands: &[Command], slots: &mut Vec<Slot>) {
+        // One look-up after the other waits for memory each time; these do not depend on each other, so they wait together.
+        let acked = commands.iter().filter_map(|command| match command {
+            Command::Ack(ack) => self.tasks.find(ack.task),
+            _ => None,
+        });
+        slots.extend(acked);
+        let Some(&first) = slots.first() else { return };
+        // As many go as come, where a queue's ended tasks are as many as may be.
+        let no = self.tasks[first].queue;
+        let queue = &self.queues[no];
+        if queue.lists[lists::ENDED].len < queue.share(queue.policy().retained_max, self.shards) {
+            return;
+        }
+        let mut oldest = self.first(lists::ENDED, no);
+        for _ in 0..slots.len() {
+            let Some(slot) = oldest else { return };
+            slots.push(slot);
+            oldest = Some(self.tasks[slot].next).filter(|next| *next != execution::NONE);
+        }
     }
 
     fn stamps(&self) -> (Elapsed, WallTime) {

@@ -1,6 +1,6 @@
 //! What the final fences of tasks came to that went before their answers may be forgotten.
 //!
-//! At full load every task leaves one, for a minute: millions of them, so the index beside them is four bytes for each.
+//! At full load every task leaves one, for a minute: millions of them, so the index beside them is eight bytes for each.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ pub(super) struct Outcome {
 pub(super) struct Outcomes {
     ring: VecDeque<Outcome>,
     /// Places in the ring, by task: the newest of each. They count from the first that ever was here and may wrap around.
-    by_task: HashTable<u32>,
+    by_task: HashTable<Place>,
     /// How many have gone.
     gone: u32,
     /// What checkpoints hold: the first and last number of each chunk.
@@ -38,6 +38,23 @@ pub(super) struct Outcomes {
     pub fresh: u64,
     /// Those that no checkpoint holds, as a checkpoint will: encoded one by one, so that a cut is short.
     pub fresh_bytes: Writer,
+}
+
+/// A place, and the hash of its task: a table that grows must not look at the whole ring.
+#[derive(Clone, Copy)]
+struct Place {
+    at: u32,
+    hash: u32,
+}
+
+/// 32 bits of a task's hash.
+fn hash(id: TaskId) -> u32 {
+    (tasks::hash(id) >> 32) as u32
+}
+
+/// As the table wants it: it looks at both ends.
+fn wide(hash: u32) -> u64 {
+    u64::from(hash) << 32 | u64::from(hash)
 }
 
 impl Outcomes {
@@ -61,19 +78,18 @@ impl Outcomes {
     /// The newest of a task.
     pub(super) fn find(&self, id: TaskId) -> Option<&Outcome> {
         let (ring, gone) = (&self.ring, self.gone);
-        let place = self.by_task.find(tasks::hash(id), |&place| at(ring, gone, place).task == id)?;
-        Some(at(ring, gone, *place))
+        let place = self.by_task.find(wide(hash(id)), |place| at(ring, gone, place.at).task == id)?;
+        Some(at(ring, gone, place.at))
     }
 
     /// Adds one behind all others.
     pub(super) fn push(&mut self, outcome: Outcome) {
         let len = u32::try_from(self.ring.len()).expect("a shard keeps fewer than four billion outcomes");
-        let place = self.gone.wrapping_add(len);
+        let place = Place { at: self.gone.wrapping_add(len), hash: hash(outcome.task) };
         self.ring.push_back(outcome);
         let (ring, gone) = (&self.ring, self.gone);
-        let is_its = |&place: &u32| at(ring, gone, place).task == outcome.task;
-        let hash = |&place: &u32| tasks::hash(at(ring, gone, place).task);
-        match self.by_task.entry(tasks::hash(outcome.task), is_its, hash) {
+        let is_its = |place: &Place| at(ring, gone, place.at).task == outcome.task;
+        match self.by_task.entry(wide(place.hash), is_its, |place| wide(place.hash)) {
             Entry::Occupied(mut older) => *older.get_mut() = place,
             Entry::Vacant(none) => {
                 none.insert(place);
@@ -86,7 +102,7 @@ impl Outcomes {
         let first = *self.ring.front()?;
         let place = self.gone;
         // Unless a newer one of the same task stands there.
-        if let Ok(entry) = self.by_task.find_entry(tasks::hash(first.task), |&found| found == place) {
+        if let Ok(entry) = self.by_task.find_entry(wide(hash(first.task)), |found| found.at == place) {
             entry.remove();
         }
         self.ring.pop_front();

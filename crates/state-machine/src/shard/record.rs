@@ -7,7 +7,7 @@ use model::command::{Dedup, Unique, UniqueUntil};
 use model::policy::{FreedTo, OnExhausted, Recovery, Spread};
 use model::{
     Digest, Fence, KeyHash, Millis, NewTask, QueueName, QueueSettings, RetryOverride, RetryPolicy, SessionId,
-    Start, StateKind, TaskId, WallTime, WorkerName,
+    Start, StateKind, TaskId, WallTime, Wishes, WorkerName,
 };
 
 use super::execution::{ClaimRecord, DedupKey, Execution, Extra, Flags, Last, NONE, OrderPlace, UniqueKey};
@@ -368,7 +368,8 @@ pub(super) fn write_new_task(w: &mut Writer, task: &NewTask) {
     w.u32(task.kind_hash);
     w.u128(task.digest.0);
     w.u8(task.priority);
-    match task.start {
+    let wishes = task.wishes();
+    match wishes.start {
         Start::Now => w.u8(0),
         Start::After(delay) => {
             w.u8(1);
@@ -379,19 +380,19 @@ pub(super) fn write_new_task(w: &mut Writer, task: &NewTask) {
             w.u64(at.millis());
         }
     }
-    w.option(task.order_key, |w, key| w.u128(key.0));
-    w.option(task.dedup, |w, dedup| {
+    w.option(wishes.order_key, |w, key| w.u128(key.0));
+    w.option(wishes.dedup, |w, dedup| {
         w.u128(dedup.key.0);
         w.millis(dedup.window);
     });
-    w.option(task.unique, |w, unique| {
+    w.option(wishes.unique, |w, unique| {
         w.u128(unique.key.0);
         write_until(w, unique.until);
     });
-    w.option(task.hold, Writer::millis);
-    write_retry_override(w, task.retry);
-    w.option(task.expires_in, Writer::millis);
-    w.option(task.retention, Writer::millis);
+    w.option(wishes.hold, Writer::millis);
+    write_retry_override(w, wishes.retry);
+    w.option(wishes.expires_in, Writer::millis);
+    w.option(wishes.retention, Writer::millis);
     w.bytes(&task.envelope);
 }
 
@@ -404,6 +405,15 @@ pub(super) fn read_new_task(bytes: &[u8]) -> Read<NewTask> {
         kind_hash: r.u32()?,
         digest: Digest(r.u128()?),
         priority: read_priority(r)?,
+        wishes: read_wishes(r)?.boxed(),
+        envelope: Bytes::copy_from_slice(r.bytes()?),
+    };
+    r.end()?;
+    Ok(task)
+}
+
+fn read_wishes(r: &mut Reader<'_>) -> Read<Wishes> {
+    Ok(Wishes {
         start: match r.u8()? {
             0 => Start::Now,
             1 => Start::After(r.millis()?),
@@ -417,8 +427,5 @@ pub(super) fn read_new_task(bytes: &[u8]) -> Read<NewTask> {
         retry: read_retry_override(r)?,
         expires_in: r.option(Reader::millis)?,
         retention: r.option(Reader::millis)?,
-        envelope: Bytes::copy_from_slice(r.bytes()?),
-    };
-    r.end()?;
-    Ok(task)
+    })
 }

@@ -365,7 +365,7 @@ impl Naive {
         }
         self.use_queue(&new.queue).totals.enqueued += 1;
         self.seq += 1;
-        let due = match new.start {
+        let due = match new.wishes().start {
             Start::Now => None,
             Start::After(delay) => Some(self.wall.after(delay)).filter(|due| *due > self.wall),
             Start::At(at) => Some(at).filter(|due| *due > self.wall),
@@ -380,16 +380,16 @@ impl Naive {
             since: self.wall,
             seq: self.seq,
             start: due,
-            order: new.order_key,
+            order: new.wishes().order_key,
             dedup,
             dedup_until: None,
             dedup_held: dedup.is_some(),
             unique,
             unique_held: unique.is_some(),
-            hold: new.hold,
-            retry: new.retry,
-            expires_at: new.expires_in.map(|within| self.wall.after(within)),
-            retention: new.retention,
+            hold: new.wishes().hold,
+            retry: new.wishes().retry,
+            expires_at: new.wishes().expires_in.map(|within| self.wall.after(within)),
+            retention: new.wishes().retention,
             attempts: 0,
             lost: 0,
             fence: Fence(0),
@@ -673,6 +673,7 @@ enum Limits {
 
 /// Keys hold within their place: a pinned queue is one place, else the first key present makes it.
 pub(crate) fn scoped(new: &NewTask, spread: Spread) -> (Option<Dedup>, Option<Unique>) {
+    let new = new.wishes();
     if spread == Spread::Pinned {
         return (new.dedup, new.unique);
     }

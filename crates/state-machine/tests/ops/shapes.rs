@@ -4,7 +4,7 @@ use bytes::Bytes;
 use model::command::{Dedup, Unique, UniqueUntil};
 use model::{
     Digest, FreedTo, KeyHash, Millis, NewTask, OnExhausted, QueueName, QueuePolicy, Recovery, RetryOverride,
-    RetryPolicy, Spread, Start, TaskId, WallTime,
+    RetryPolicy, Spread, Start, TaskId, WallTime, Wishes,
 };
 use proptest::prelude::*;
 
@@ -48,20 +48,23 @@ impl Shape {
             kind_hash: u32::from(self.digest),
             digest: Digest(u128::from(self.digest)),
             priority: self.priority,
-            start: self.start,
-            order_key: self.order.map(|n| key(&queue, "order", n)),
-            dedup: self
-                .dedup
-                .map(|(n, window)| Dedup { key: key(&queue, "dedup", n), window: Millis(window) }),
-            unique: self.unique.map(|(n, until)| Unique { key: key(&queue, "unique", n), until }),
-            hold: self.hold.map(Millis),
-            retry: RetryOverride {
-                attempts: self.attempts,
-                age_max: self.age_max.map(Millis),
-                ..RetryOverride::default()
-            },
-            expires_in: self.expires_in.map(Millis),
-            retention: self.retention.map(Millis),
+            wishes: Wishes {
+                start: self.start,
+                order_key: self.order.map(|n| key(&queue, "order", n)),
+                dedup: self
+                    .dedup
+                    .map(|(n, window)| Dedup { key: key(&queue, "dedup", n), window: Millis(window) }),
+                unique: self.unique.map(|(n, until)| Unique { key: key(&queue, "unique", n), until }),
+                hold: self.hold.map(Millis),
+                retry: RetryOverride {
+                    attempts: self.attempts,
+                    age_max: self.age_max.map(Millis),
+                    ..RetryOverride::default()
+                },
+                expires_in: self.expires_in.map(Millis),
+                retention: self.retention.map(Millis),
+            }
+            .boxed(),
             envelope: Bytes::copy_from_slice(&id.bits().to_be_bytes()),
             queue,
         }

@@ -187,7 +187,7 @@ impl Pair {
             agree::due_later(&self.shard, &self.model);
         }
         agree::due(&self.shard, &self.model, &command, &outcome);
-        self.last_effects = effects.drain().collect();
+        self.last_effects = effects.drain().map(|(_, effect)| effect).collect();
         self.store.log(at, command);
         self.write_some();
         outcome

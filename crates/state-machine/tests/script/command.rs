@@ -6,7 +6,7 @@ use model::command::{
 };
 use model::{
     Command, Digest, FollowUp, FreedReason, FreedTo, KeyHash, Millis, NewTask, OnExhausted, QueuePolicy,
-    QueueSettings, Recovery, RetryOverride, SessionId, Spread, Start, TaskId, WallTime, WorkerName,
+    QueueSettings, Recovery, RetryOverride, SessionId, Spread, Start, TaskId, WallTime, Wishes, WorkerName,
 };
 
 use super::words::Words;
@@ -207,19 +207,22 @@ fn new_task(words: &mut Words<'_>, id: TaskId) -> NewTask {
         kind_hash: 0,
         digest: Digest(payload.bytes().map(u128::from).sum()),
         priority: words.number_option("priority").unwrap_or(5) as u8,
-        start,
-        order_key: key(words, "order"),
-        dedup: key(words, "dedup").map(|key| Dedup { key, window }),
-        unique: key(words, "unique").map(|key| Unique { key, until }),
-        hold: words.duration_option("hold"),
-        retry: RetryOverride {
-            attempts: words.number_option("attempts").map(|n| n as u32),
-            base: words.duration_option("base"),
-            cap: words.duration_option("cap"),
-            age_max: words.duration_option("age_max"),
-        },
-        expires_in: words.duration_option("expires"),
-        retention: words.duration_option("retention"),
+        wishes: Wishes {
+            start,
+            order_key: key(words, "order"),
+            dedup: key(words, "dedup").map(|key| Dedup { key, window }),
+            unique: key(words, "unique").map(|key| Unique { key, until }),
+            hold: words.duration_option("hold"),
+            retry: RetryOverride {
+                attempts: words.number_option("attempts").map(|n| n as u32),
+                base: words.duration_option("base"),
+                cap: words.duration_option("cap"),
+                age_max: words.duration_option("age_max"),
+            },
+            expires_in: words.duration_option("expires"),
+            retention: words.duration_option("retention"),
+        }
+        .boxed(),
         envelope: Bytes::from(payload.to_owned()),
         queue,
     }

@@ -24,6 +24,7 @@ pub(crate) fn options() -> LogOptions {
         segment_bytes: SEGMENT_BYTES,
         cache_bytes: 4096,
         lag_bytes: 2 * SEGMENT_BYTES,
+        piece_bytes: 4096,
         on_fatal: Arc::new(|_| {}),
         ..LogOptions::default()
     }
