@@ -278,10 +278,11 @@ fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<Vec<Tas
     records::put_head(&cut.checkpointed, cut.hash, &mut batch);
     let is_alone = cut.checkpointed.membership.membership().nodes().nth(1).is_none();
     let others = if is_alone { Others::None } else { Others::Some };
-    let damaged = records::put_kept(&store, &cut.writing, others, &mut batch)?;
+    let news = cut.writing.sorted();
+    let damaged = records::put_kept(&store, &news, others, &mut batch)?;
     store.write(&batch)?;
     let room = shared.lock().keep.room();
-    let mut cacheable = keep::cacheable(&cut.writing, room).into_iter().peekable();
+    let mut cacheable = keep::cacheable(&news, room).into_iter().peekable();
     while cacheable.peek().is_some() {
         let some = cacheable.by_ref().take(SLICE_RECORDS).collect();
         shared.slice(|Core { keep, machine, .. }| keep.cache(some, |task| machine.slot(task)));

@@ -161,10 +161,10 @@ impl Keep {
     }
 }
 
-/// The envelopes of a written checkpoint that are worth caching, oldest first, as many as there is room for.
+/// The envelopes of a written checkpoint, by task, that are worth caching, oldest first, as many as there is room for.
 /// Each in memory of its own: as a slice of its log entry it would hold on to the whole entry.
-pub(crate) fn cacheable(writing: &Writing, mut room: usize) -> Vec<(TaskId, Bytes)> {
-    let waiting = writing.sorted().into_iter().filter(|news| !news.gone && is_waiting(news));
+pub(crate) fn cacheable(writing: &[&News], mut room: usize) -> Vec<(TaskId, Bytes)> {
+    let waiting = writing.iter().filter(|news| !news.gone && is_waiting(news));
     let envelopes = waiting.filter_map(|news| Some((news.task, news.envelope.as_ref()?)));
     let fitting = envelopes.take_while(|(_, envelope)| {
         let bytes = envelope.len() + CACHED_OVERHEAD_BYTES;
@@ -254,7 +254,7 @@ mod tests {
         let mut kept = Keep::new(1_000);
         kept.took(at(1), &keep(task(1)));
         let writing = kept.cut(NewsTable::default());
-        kept.cache(cacheable(&writing, usize::MAX), |task| Some(slot(task)));
+        kept.cache(cacheable(&writing.sorted(), usize::MAX), |task| Some(slot(task)));
         kept.written();
         assert!(kept.cached_bytes() > 0);
         kept.took(at(2), &happened(task(1), Event::BecameReady));
@@ -286,9 +286,9 @@ mod tests {
         let claimed = Event::Claimed { worker, attempt: 1, fence: model::Fence(1) };
         kept.took(at(5), &happened(task(1), claimed));
         let writing = kept.cut(NewsTable::default());
-        assert_eq!(cacheable(&writing, usize::MAX).len(), 3);
-        assert_eq!(cacheable(&writing, kept.room()).len(), 2);
-        kept.cache(cacheable(&writing, usize::MAX), |task| Some(slot(task)));
+        assert_eq!(cacheable(&writing.sorted(), usize::MAX).len(), 3);
+        assert_eq!(cacheable(&writing.sorted(), kept.room()).len(), 2);
+        kept.cache(cacheable(&writing.sorted(), usize::MAX), |task| Some(slot(task)));
         kept.written();
         assert_eq!(kept.cached_bytes(), room_for_two);
         assert!(kept.envelope(slot(task(1)), task(1)).is_none());

@@ -115,7 +115,7 @@ impl NewsTable {
     fn begin(&mut self, slot: Slot, task: TaskId) -> u32 {
         let place = match self.free.pop() {
             Some(place) => {
-                let room = self.news[place as usize].take_room();
+                let room = std::mem::take(&mut self.news[place as usize].history);
                 self.news[place as usize] = News::new(task, room);
                 place
             }

@@ -13,7 +13,6 @@ use wire::history::{KeptMessage, LineMessage};
 use wire::seal;
 
 use crate::codec::Codec;
-use crate::keep::Writing;
 use crate::machine_store::Checkpointed;
 use crate::news::News;
 use crate::shared::Shared;
@@ -51,12 +50,12 @@ fn off_by_one(mut applied: LogIdMessage) -> LogIdMessage {
 /// it. Without others it is replaced.
 pub(crate) fn put_kept(
     store: &CheckpointStore,
-    writing: &Writing,
+    writing: &[&News],
     others: Others,
     batch: &mut Batch,
 ) -> storage::Result<Vec<TaskId>> {
     let mut later = Vec::new();
-    for news in writing.sorted() {
+    for &news in writing {
         let key = tables::key(news.task);
         if news.gone {
             // Of two words on a key the later counts.

@@ -39,7 +39,7 @@ pub const KIND_MEMBERSHIP: u8 = 2;
 
 const TAG_ELAPSED: u32 = 1;
 const TAG_WALL: u32 = 2;
-const TAG_COMMAND: u32 = 3;
+pub(crate) const TAG_COMMAND: u32 = 3;
 
 /// The content of an entry that carries commands.
 #[derive(Clone, PartialEq, Message)]

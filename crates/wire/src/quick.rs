@@ -10,8 +10,10 @@ use model::limits::PRIORITY_MAX;
 use model::{Command, Digest, Fence, NewTask, QueueName, TaskId};
 use prost::encoding::{decode_varint, encode_varint, encoded_len_varint};
 
+use crate::entry::TAG_COMMAND;
+
 /// Keys of fields: number and kind in one byte, as long as the number is below 16.
-const COMMAND: u8 = 3 << 3 | LENGTH;
+const COMMAND: u8 = (TAG_COMMAND as u8) << 3 | LENGTH;
 const ENQUEUE: u8 = 1 << 3 | LENGTH;
 const ENQUEUE_TASK: u8 = 1 << 3 | LENGTH;
 const ENQUEUE_ATOMIC: u8 = 2 << 3;
@@ -147,21 +149,15 @@ fn enqueue(whole: &Bytes, mut rest: &[u8]) -> Option<Command> {
 fn task(whole: &Bytes, mut rest: &[u8], like: Option<&QueueName>) -> Option<NewTask> {
     let (mut id, mut digest, mut queue) = (None, None, None);
     let (mut kind_hash, mut priority, mut envelope) = (0, 0, Bytes::new());
-    // Fields stand in the order of their numbers, each at most once.
     let mut last = 0;
     while !rest.is_empty() {
-        let key = byte(&mut rest)?;
-        if key <= last {
-            return None;
-        }
-        last = key;
-        match key {
+        match next_key(&mut rest, &mut last)? {
             TASK_ID => id = Some(TaskId::from_bits(bits(piece(&mut rest)?)?)?),
             TASK_QUEUE => queue = Some(queue_name(piece(&mut rest)?, like)?),
             TASK_KIND_HASH => kind_hash = u32::from_le_bytes(array(&mut rest)?),
             TASK_DIGEST => digest = Some(Digest(bits(piece(&mut rest)?)?)),
             TASK_PRIORITY => priority = byte(&mut rest).filter(|priority| *priority <= PRIORITY_MAX)?,
-            _ if key == TASK_ENVELOPE[0] && byte(&mut rest)? == TASK_ENVELOPE[1] => {
+            key if key == TASK_ENVELOPE[0] && byte(&mut rest)? == TASK_ENVELOPE[1] => {
                 envelope = whole.slice_ref(piece(&mut rest)?);
             }
             _ => return None,
@@ -181,12 +177,7 @@ fn ack(whole: &Bytes, mut rest: &[u8]) -> Option<Command> {
     let (mut task, mut fence, mut output) = (None, 0, Bytes::new());
     let mut last = 0;
     while !rest.is_empty() {
-        let key = byte(&mut rest)?;
-        if key <= last {
-            return None;
-        }
-        last = key;
-        match key {
+        match next_key(&mut rest, &mut last)? {
             ACK_TASK => task = Some(TaskId::from_bits(bits(piece(&mut rest)?)?)?),
             ACK_FENCE => fence = decode_varint(&mut rest).ok()?,
             ACK_OUTPUT => output = whole.slice_ref(piece(&mut rest)?),
@@ -206,6 +197,13 @@ fn bits(mut rest: &[u8]) -> Option<u128> {
         }
     }
     Some(u128::from(high) << 64 | u128::from(low))
+}
+
+/// The key of the next field. They stand in the order of their numbers, each at most once.
+fn next_key(rest: &mut &[u8], last: &mut u8) -> Option<u8> {
+    let key = byte(rest).filter(|key| key > last)?;
+    *last = key;
+    Some(key)
 }
 
 fn byte(rest: &mut &[u8]) -> Option<u8> {
