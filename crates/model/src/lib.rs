@@ -26,5 +26,5 @@ pub use policy::{
 };
 pub use rejection::Rejection;
 pub use reply::{Claimed, Enqueued, Reply, Settled};
-pub use state::{Event, FreedReason, Stand, StateKind};
+pub use state::{Event, Failure, FreedReason, Stand, StateKind};
 pub use time::{Elapsed, Millis, WallTime};

@@ -181,12 +181,10 @@ pub enum Event {
     Failed {
         /// Who.
         worker: WorkerName,
-        /// What it said.
-        error: String,
         /// What the task is now: retrying, or ended.
         state: StateKind,
-        /// The backoff, when it is retrying.
-        retry_in: Millis,
+        /// The rest, in a place of its own: every event takes the room of the largest.
+        failure: Box<Failure>,
     },
     /// The worker finished it.
     Acked {
@@ -207,6 +205,15 @@ pub enum Event {
         /// Into which state.
         state: StateKind,
     },
+}
+
+/// What a worker said of a failed attempt, and what follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What it said.
+    pub error: String,
+    /// The backoff, when the task is retrying.
+    pub retry_in: Millis,
 }
 
 impl Event {

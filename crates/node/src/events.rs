@@ -17,7 +17,7 @@ use crate::ends::state_after;
 
 /// How many events the ring keeps, and what is left of those that came with the oldest of them.
 const RING_MAX: u64 = 16_384;
-/// Notices of an entry that are kept for each of its events, as they came.
+/// Effects of an entry that are kept for each of its events, as they came.
 const SPARE_MAX: u64 = 2;
 /// How many events a stream takes from the ring at once.
 const STREAM_STEP: usize = 256;
@@ -72,8 +72,8 @@ impl NodeEvent {
 }
 
 /// What a task's event says of its worker, and why.
-fn event_of(shard: ShardId, notice: &Notice) -> Option<NodeEvent> {
-    let Effect::Happened { task, queue, event } = &notice.effect else { return None };
+fn event_of(shard: ShardId, notice: &Notice, effect: &Effect) -> Option<NodeEvent> {
+    let Effect::Happened { task, queue, event } = effect else { return None };
     let (worker, reason) = match event {
         Event::Claimed { worker, .. } | Event::Acked { worker } | Event::Failed { worker, .. } => {
             (Some(worker.clone()), None)
@@ -107,7 +107,7 @@ struct Batch {
 
 enum What {
     /// What happened to tasks by one entry of a shard, and what else it brought.
-    Entry(ShardId, Arc<Vec<Notice>>),
+    Entry(ShardId, Arc<Notice>),
     Events(Vec<NodeEvent>),
 }
 
@@ -116,11 +116,11 @@ impl Batch {
     fn from(&self, id: u64) -> impl Iterator<Item = NodeEvent> {
         let skip = id.saturating_sub(self.first);
         let (entry, events) = match &self.what {
-            What::Entry(shard, notices) => {
+            What::Entry(shard, notice) => {
                 let happened =
-                    notices.iter().filter(|notice| matches!(notice.effect, Effect::Happened { .. }));
-                let events = happened.skip(skip as usize).filter_map(|notice| event_of(*shard, notice));
-                (Some(events), None)
+                    notice.effects.iter().filter(|effect| matches!(effect, Effect::Happened { .. }));
+                let events = happened.skip(skip as usize);
+                (Some(events.filter_map(|effect| event_of(*shard, notice, effect))), None)
             }
             What::Events(events) => (None, Some(events.iter().skip(skip as usize).cloned())),
         };
@@ -165,19 +165,20 @@ impl Events {
         self.add(events.len() as u64, What::Events(events));
     }
 
-    /// Adds what happened to tasks, so many of the notices of an entry.
-    pub(crate) fn happened(&self, shard: ShardId, count: u64, notices: &Arc<Vec<Notice>>) {
-        // What no event has must not stay with those that are kept: other notices, and texts of any length.
-        let has_text = |notice: &Notice| {
-            matches!(
-                &notice.effect,
-                Effect::Happened { event: Event::Failed { .. } | Event::Ended { .. }, .. }
-            )
+    /// Adds what happened to tasks, so many of the effects of an entry.
+    pub(crate) fn happened(&self, shard: ShardId, count: u64, notice: &Arc<Notice>) {
+        // What no event has must not stay with those that are kept: other effects, and texts of any length.
+        let has_text = |effect: &Effect| {
+            matches!(effect, Effect::Happened { event: Event::Failed { .. } | Event::Ended { .. }, .. })
         };
-        let is_lean = notices.len() as u64 <= SPARE_MAX * count && !notices.iter().any(has_text);
+        let effects = &notice.effects;
+        let is_lean = effects.len() as u64 <= SPARE_MAX * count && !effects.iter().any(has_text);
         let what = match is_lean {
-            true => What::Entry(shard, notices.clone()),
-            false => What::Events(notices.iter().filter_map(|notice| event_of(shard, notice)).collect()),
+            true => What::Entry(shard, notice.clone()),
+            false => {
+                let events = effects.iter().filter_map(|effect| event_of(shard, notice, effect));
+                What::Events(events.collect())
+            }
         };
         self.add(count, what);
     }
@@ -272,6 +273,8 @@ impl EventStream {
 
 #[cfg(test)]
 mod tests {
+    use model::Failure;
+
     use super::*;
 
     fn event(kind: &'static str) -> NodeEvent {
@@ -318,18 +321,19 @@ mod tests {
         let (shard, queue) = (ShardId::new(2).unwrap(), QueueName::new("mail").unwrap());
         let task = TaskId::new(shard, WallTime::from_millis(1_000), 7);
         let worker = WorkerName::new("w").unwrap();
-        let notice =
-            |effect| Notice { index: 5, wall: WallTime::from_millis(2_000), is_leader: true, effect };
-        let happened = |event| notice(Effect::Happened { task, queue: queue.clone(), event });
-        let notices = Arc::new(vec![
+        let notice = |effects| {
+            Arc::new(Notice { index: 5, wall: WallTime::from_millis(2_000), is_leader: true, effects })
+        };
+        let happened = |event| Effect::Happened { task, queue: queue.clone(), event };
+        let entry = notice(vec![
             happened(Event::Enqueued { state: StateKind::Ready }),
-            notice(Effect::Ready { queue: queue.clone() }),
+            Effect::Ready { queue: queue.clone() },
             happened(Event::Acked { worker: worker.clone() }),
         ]);
         let events = Events::new(WallTime::from_millis(1_000));
         let mut stream = events.stream(None);
         events.publish([event("worker_registered")]);
-        events.happened(shard, 2, &notices);
+        events.happened(shard, 2, &entry);
         events.publish([event("worker_left")]);
         let mut seen = Vec::new();
         for _ in 0..4 {
@@ -350,13 +354,12 @@ mod tests {
         // What has a text, or much beside its events, is kept another way and reads the same.
         let failed = Event::Failed {
             worker: seen[2].worker.clone().unwrap(),
-            error: "no".into(),
             state: StateKind::Dead,
-            retry_in: Millis(0),
+            failure: Box::new(Failure { error: "no".into(), retry_in: Millis(0) }),
         };
-        let mut with_text = vec![notice(Effect::Ready { queue: queue.clone() }); 5];
+        let mut with_text = vec![Effect::Ready { queue: queue.clone() }; 5];
         with_text.push(happened(failed));
-        events.happened(shard, 1, &Arc::new(with_text));
+        events.happened(shard, 1, &notice(with_text));
         let failed = stream.next().await.unwrap();
         assert_eq!((failed.kind, failed.id, failed.state), ("failed", seen[3].id + 1, Some(StateKind::Dead)));
     }

@@ -33,7 +33,7 @@ pub(crate) async fn run(inner: Arc<Inner>, shard: ShardId, mut notices: Notices)
             () = inner.stopping.cancelled() => return,
         };
         match heard {
-            Some(Heard::Notices(notices)) => pass_on(&inner, shard, &notices),
+            Some(Heard::Notice(notice)) => pass_on(&inner, shard, &notice),
             Some(Heard::Lagged(count)) => look_anew(&inner, shard, count),
             None => return,
         }
@@ -66,13 +66,13 @@ fn ring(inner: &Inner, source: ShardId) {
     inner.outboxes[usize::from(source.number()) - 1].notify_one();
 }
 
-/// Passes on the notices of one entry.
-fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &Arc<Vec<Notice>>) {
+/// Passes on the notice of one entry.
+fn pass_on(inner: &Arc<Inner>, shard: ShardId, notice: &Arc<Notice>) {
     let mut ready: Vec<&QueueName> = Vec::new();
     let mut deadlines: Vec<(&WorkerName, u64)> = Vec::new();
     let mut happened_count = 0;
-    for notice in notices.iter() {
-        match &notice.effect {
+    for effect in &notice.effects {
+        match effect {
             Effect::Ready { queue } => {
                 if !ready.contains(&queue) {
                     ready.push(queue);
@@ -101,9 +101,9 @@ fn pass_on(inner: &Arc<Inner>, shard: ShardId, notices: &Arc<Vec<Notice>>) {
     for queue in ready {
         inner.serve(queue);
     }
-    inner.events.happened(shard, happened_count, notices);
+    inner.events.happened(shard, happened_count, notice);
     for (worker, freed) in deadlines {
-        inner.events.publish([deadline_passed(inner, shard, notices, worker, freed)]);
+        inner.events.publish([deadline_passed(inner, shard, notice, worker, freed)]);
     }
 }
 
@@ -123,19 +123,19 @@ fn happened(inner: &Arc<Inner>, task: TaskId, event: &Event) {
 fn deadline_passed(
     inner: &Inner,
     shard: ShardId,
-    notices: &[Notice],
+    notice: &Notice,
     worker: &WorkerName,
     freed: u64,
 ) -> NodeEvent {
     let last = inner.sessions.last_of(worker);
     let since_last_beat = last.map(|session| session.silent_for(inner.now()));
     let since_last_beat_ms = since_last_beat.map(|millis| millis.0);
-    if notices.first().is_some_and(|notice| notice.is_leader) {
+    if notice.is_leader {
         inner.counters.deadlines_passed.fetch_add(freed, Ordering::Relaxed);
         tracing::warn!(%worker, tasks_freed = freed, since_last_beat_ms, "deadline passed");
     }
     let mut event = NodeEvent::new(inner.clock.wall(), "deadline_passed");
-    event.index = notices.first().map(|notice| (shard, notice.index));
+    event.index = Some((shard, notice.index));
     event.worker = Some(worker.clone());
     event.reason = Some(FreedReason::Deadline.as_str());
     event.freed = Some(freed);

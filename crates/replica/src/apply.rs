@@ -12,7 +12,6 @@ use futures::StreamExt;
 use model::{Claimed, Position, Rejection, TaskId};
 use openraft::EntryPayload;
 use openraft::storage::ApplyResponder;
-use state_machine::Effects;
 use wire::entry::{Entry as WireEntry, Malformed};
 use wire::history::KeptMessage;
 use wire::seal;
@@ -26,6 +25,8 @@ use crate::shared::{Core, Shared};
 use crate::tables;
 use crate::type_config::{EntryBytes, Outcome, RaftEntry, StoredMembership, Types};
 
+/// Room for effects that is kept from entry to entry.
+const EFFECTS_KEPT: usize = 1024;
 /// Damaged records that other members are asked for at once.
 const MENDS_AT_ONCE: usize = 64;
 
@@ -111,11 +112,11 @@ fn apply_batch<M: Codec>(
     is_proposed_here: bool,
 ) -> (Answers<M::Reply>, News) {
     let tells = shared.notices.receiver_count() > 0;
-    let mut notices = Vec::new();
+    let mut told = Vec::new();
     let mut results = Vec::with_capacity(batch.commands.len());
-    let mut effects = Effects::default();
     let mut guard = shared.lock();
     let core = &mut *guard;
+    let mut effects = std::mem::take(&mut core.effects);
     let mut slots = Vec::new();
     core.machine.foresee(&batch.commands, &mut slots);
     core.keep.foresee(&slots);
@@ -123,15 +124,17 @@ fn apply_batch<M: Codec>(
         let at = Position { n: n as u32, ..batch.at };
         results.push(core.machine.apply(at, command, &mut effects));
         if tells {
-            notices.reserve(effects.as_slice().iter().filter(|effect| is_told(effect)).count());
+            told.reserve(effects.as_slice().iter().filter(|effect| is_told(effect)).count());
         }
         for (slot, effect) in effects.drain() {
             core.keep.take(at, slot, &effect);
             if tells && is_told(&effect) {
-                notices.push(Notice { index: at.index, wall: at.wall, is_leader: is_proposed_here, effect });
+                told.push(effect);
             }
         }
     }
+    effects.shrink_to(EFFECTS_KEPT);
+    core.effects = effects;
     let missing = if is_proposed_here { join_envelopes::<M>(core, &mut results) } else { Vec::new() };
     core.applied = Some(*log_id);
     core.bytes_since_cut += batch.bytes;
@@ -146,13 +149,16 @@ fn apply_batch<M: Codec>(
     core.next_due = next_due;
     drop(guard);
     let answers = Answers { replies: Replies { index: batch.at.index, results }, missing };
-    (answers, News { notices, has_due_moved })
+    let Position { index, wall, .. } = batch.at;
+    let notice =
+        (!told.is_empty()).then(|| Notice { index, wall, is_leader: is_proposed_here, effects: told });
+    (answers, News { notice, has_due_moved })
 }
 
 /// What an entry brought for others than its proposer.
 #[derive(Default)]
 struct News {
-    notices: Vec<Notice>,
+    notice: Option<Notice>,
     has_due_moved: bool,
 }
 
@@ -161,9 +167,9 @@ impl News {
         if self.has_due_moved {
             shared.due_moved.notify_one();
         }
-        if !self.notices.is_empty() {
+        if let Some(notice) = self.notice {
             // Nobody listening is no error.
-            let _ = shared.notices.send(Heard::Notices(Arc::new(self.notices)));
+            let _ = shared.notices.send(Heard::Notice(Arc::new(notice)));
         }
     }
 }

@@ -64,7 +64,7 @@ impl Keep {
                 self.news.of(slot, *task).output = Some(output.clone());
             }
             Effect::Detail { task, detail } => {
-                self.news.of(slot, *task).detail = Some(detail.clone());
+                self.news.of(slot, *task).detail = Some(detail.as_str().into());
             }
             Effect::Happened { task, event, .. } => {
                 let line = HistoryLine { at: at.wall, index: at.index, event: event.clone() };

@@ -28,7 +28,7 @@ pub(crate) struct News {
     pub(crate) gone: bool,
     pub(crate) envelope: Option<Bytes>,
     pub(crate) output: Option<Bytes>,
-    pub(crate) detail: Option<String>,
+    pub(crate) detail: Option<Box<str>>,
     /// Oldest first; at least the last [`HISTORY_MAX`].
     pub(crate) history: Vec<HistoryLine>,
 }
@@ -55,7 +55,7 @@ impl News {
     /// About what it takes in a checkpoint.
     fn bytes(&self) -> usize {
         let bytes = |some: &Option<Bytes>| some.as_ref().map_or(0, Bytes::len);
-        let detail = self.detail.as_ref().map_or(0, String::len);
+        let detail = self.detail.as_ref().map_or(0, |detail| detail.len());
         ROW_BYTES + bytes(&self.envelope) + bytes(&self.output) + detail + self.history.len() * LINE_BYTES
     }
 

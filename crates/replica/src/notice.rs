@@ -8,8 +8,8 @@ use model::WallTime;
 use state_machine::Effect;
 use tokio::sync::broadcast;
 
-/// An effect and where it came from: `Happened`, `Ready` or `Outbox`.
-#[derive(Clone, Debug)]
+/// What one entry brought for others: `Happened`, `Ready` and `Outbox`.
+#[derive(Debug)]
 pub struct Notice {
     /// The entry's index.
     pub index: u64,
@@ -17,15 +17,15 @@ pub struct Notice {
     pub wall: WallTime,
     /// The entry was proposed here: this replica leads, or did a moment ago.
     pub is_leader: bool,
-    /// What.
-    pub effect: Effect,
+    /// What, in order; at least one.
+    pub effects: Vec<Effect>,
 }
 
 /// What a listener gets.
 #[derive(Clone, Debug)]
 pub enum Heard {
-    /// The notices of one entry, in order.
-    Notices(Arc<Vec<Notice>>),
+    /// The notice of one entry.
+    Notice(Arc<Notice>),
     /// So many entries' notices were lost, or their entries were never applied here because a checkpoint of the
     /// leader took their place: look at the state anew.
     Lagged(u64),

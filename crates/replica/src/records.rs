@@ -216,7 +216,7 @@ fn message(news: &News) -> KeptMessage {
     KeptMessage {
         envelope: news.envelope.clone(),
         output: news.output.clone(),
-        detail: news.detail.clone(),
+        detail: news.detail.as_deref().map(str::to_owned),
         history: lines.map(|line| LineMessage::new(line.at, line.index, &line.event)).collect(),
     }
 }
@@ -236,7 +236,7 @@ pub(crate) fn joined(mut old: KeptMessage, new: KeptMessage) -> KeptMessage {
 
 #[cfg(test)]
 mod tests {
-    use model::{Event, Fence, Millis, StateKind, WallTime, WorkerName};
+    use model::{Event, Failure, Fence, Millis, StateKind, WallTime, WorkerName};
 
     use super::*;
 
@@ -257,13 +257,9 @@ mod tests {
         for attempt in attempts {
             let fence = Fence(u64::from(attempt) * 10);
             events.push(Event::Claimed { worker: worker.clone(), attempt, fence });
-            let (error, retry_in) = (String::new(), Millis(1));
-            events.push(Event::Failed {
-                worker: worker.clone(),
-                error,
-                state: StateKind::Retrying,
-                retry_in,
-            });
+            let failure = Box::new(Failure { error: String::new(), retry_in: Millis(1) });
+            let (worker, state) = (worker.clone(), StateKind::Retrying);
+            events.push(Event::Failed { worker, state, failure });
             events.push(Event::BecameReady);
         }
         events

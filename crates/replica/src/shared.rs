@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use model::{GroupId, MemberId};
 use parking_lot::{Mutex, MutexGuard};
-use state_machine::{Machine, NextDue};
+use state_machine::{Effects, Machine, NextDue};
 use storage::{CheckpointStore, Disk, Executor, GroupLog};
 use tokio::sync::{Notify, broadcast, watch};
 
@@ -46,6 +46,8 @@ pub(crate) struct Core<M> {
     pub(crate) hash_points: HashPoints,
     /// When something is due next, as of the last applied entry.
     pub(crate) next_due: NextDue,
+    /// Empty between entries: room for the effects of the next.
+    pub(crate) effects: Effects,
 }
 
 /// What the tasks of one replica share.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use model::GroupId;
 use openraft::impls::BasicNode;
 use openraft::{Config, SnapshotPolicy};
-use state_machine::Table;
+use state_machine::{Effects, Table};
 use storage::{CheckpointStore, Disk, Executor, GroupLog};
 use tokio::sync::oneshot;
 use wire::entry::CheckpointHead;
@@ -154,6 +154,7 @@ fn core<M: Codec>(
         bytes_since_cut: 0,
         hash_points,
         next_due,
+        effects: Effects::default(),
     })
 }
 

@@ -264,10 +264,10 @@ async fn the_node_hears_of_what_happened_here_and_of_what_it_missed() {
     let node = start(&disk(), config()).await;
     let mut notices = node.replica.subscribe();
     node.one(enqueue(1, Start::Now)).await;
-    let Some(Heard::Notices(heard)) = notices.next().await else { panic!("nothing heard") };
+    let Some(Heard::Notice(heard)) = notices.next().await else { panic!("nothing heard") };
     let enqueued = |effect: &Effect| matches!(effect, Effect::Happened { event: Event::Enqueued { .. }, .. });
-    assert!(heard.iter().any(|notice| enqueued(&notice.effect)));
-    assert!(heard.iter().any(|notice| matches!(notice.effect, Effect::Ready { .. })));
+    assert!(heard.effects.iter().any(enqueued));
+    assert!(heard.effects.iter().any(|effect| matches!(effect, Effect::Ready { .. })));
     for n in 2..6_000 {
         if node.replica.propose(vec![enqueue(n, Start::Now)]).await.unwrap()[0].index > 4_200 {
             break;

@@ -86,6 +86,12 @@ impl Effects {
         self.slots.drain(..).zip(self.list.drain(..))
     }
 
+    /// Keeps room for so many at most.
+    pub fn shrink_to(&mut self, effects: usize) {
+        self.list.shrink_to(effects);
+        self.slots.shrink_to(effects);
+    }
+
     /// What was gathered.
     pub fn as_slice(&self) -> &[Effect] {
         &self.list

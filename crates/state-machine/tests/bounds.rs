@@ -5,11 +5,11 @@
 use bytes::Bytes;
 use model::command::{Ack, Claim, ClaimQueue, OnTask};
 use model::{
-    Command, Digest, Elapsed, FollowUp, KeyHash, Millis, NewTask, Position, QueueName, QueuePolicy,
+    Command, Digest, Elapsed, Event, FollowUp, KeyHash, Millis, NewTask, Position, QueueName, QueuePolicy,
     QueueSettings, Rejection, Reply, ShardId, Spread, TaskId, WallTime, Wishes, WorkerName, limits,
 };
 use state_machine::view::Filter;
-use state_machine::{Effects, Shard};
+use state_machine::{Effect, Effects, Shard};
 
 struct Driver {
     shard: Shard,
@@ -112,6 +112,53 @@ fn a_list_by_order_key_goes_on_when_the_task_of_its_cursor_has_ended() {
     let page = driver.shard.list(&filter, page.cursor, 10, 10);
     let ids: Vec<TaskId> = page.tasks.iter().map(|task| task.id).collect();
     assert_eq!(ids, [task(3, "mail").id, task(4, "mail").id]);
+}
+
+#[test]
+fn of_many_claims_with_one_deadline_those_that_still_hold_end_by_id_and_in_steps() {
+    let mut driver = Driver::new();
+    // Enqueued, and so claimed, against the order of their ids.
+    driver.enqueue((1..=1_000).rev().map(|n| task(n, "mail")).collect());
+    let queues = vec![ClaimQueue { name: queue("mail"), weight: 0 }];
+    let worker = WorkerName::new("w").unwrap();
+    let session = Some(model::SessionId(7));
+    let claim = Claim { queues, worker, session, max: 1_000, hold: Some(Millis(5_000)), request: None };
+    let Reply::Claimed(claims) = driver.apply(Command::Claim(claim)).unwrap() else { panic!("a claim") };
+    assert_eq!(claims.len(), 1_000);
+    let holds = |n: u64| n.is_multiple_of(10);
+    for claim in claims.iter().filter(|claim| !holds(number(claim.id))) {
+        let (task, fence) = (claim.id, claim.fence);
+        driver.apply(Command::Ack(Ack { task, fence, output: Bytes::new(), then: Vec::new() })).unwrap();
+    }
+    assert_eq!(driver.shard.session_claims(model::SessionId(7)).len(), 100);
+    driver.index = 10_000;
+    let mut freed = Vec::new();
+    for step in [30, 30, 40] {
+        driver.index += 1;
+        let at =
+            Position { index: driver.index, n: 0, elapsed: Elapsed(10_000), wall: WallTime::from_millis(1) };
+        let mut effects = Effects::default();
+        let pulsed = driver.shard.apply(at, Command::Pulse { limit: step }, &mut effects);
+        assert_eq!(pulsed, Ok(Reply::Count(step.into())));
+        freed.push(effects.as_slice().iter().filter_map(freed_task).map(number).collect::<Vec<_>>());
+    }
+    let expected: Vec<u64> = (1..=1_000).filter(|&n| holds(n)).collect();
+    let mut sorted = freed.clone();
+    sorted.iter_mut().for_each(|step| step.sort_unstable());
+    assert_eq!(sorted.concat(), expected, "each step has the lowest ids that are left");
+    assert!(driver.shard.session_claims(model::SessionId(7)).is_empty());
+}
+
+/// The number that its test gave a task.
+fn number(task: TaskId) -> u64 {
+    (task.bits() >> 80) as u64
+}
+
+fn freed_task(effect: &Effect) -> Option<TaskId> {
+    match effect {
+        Effect::Happened { task, event: Event::Freed { .. }, .. } => Some(*task),
+        _ => None,
+    }
 }
 
 #[test]

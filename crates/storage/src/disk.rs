@@ -7,6 +7,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, FlockOperation};
 
@@ -22,6 +24,10 @@ pub enum Open {
     /// It is made if it is not there; what is in it stays.
     Create,
 }
+
+/// Bytes that may be written beside the log before they are [written out](DiskFile::write_out): what a sync of the log may have
+/// to wait for.
+pub(crate) const WRITE_OUT_BYTES: usize = 256 * 1024;
 
 /// A directory tree.
 pub trait Disk: Send + Sync + 'static {
@@ -73,6 +79,11 @@ pub trait DiskFile: Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
     /// The same, with all that the file system knows about the file.
     fn sync_all(&self) -> io::Result<()>;
+    /// Brings what was written to the disk, without a promise, and waits a moment: a sync of much that was written at once
+    /// holds up everybody else's until all of it is there.
+    fn write_out(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Writes all of `data` and makes it survive a crash; other writes since the last sync may not.
     fn write_synced_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
         self.write_at(data, offset)?;
@@ -203,6 +214,9 @@ fn make_dir(dir: &Path) -> io::Result<()> {
     }
 }
 
+/// How long a disk that is slow for other reasons is left to the others.
+const WRITE_OUT_PAUSE_MAX: Duration = Duration::from_millis(20);
+
 /// A file behind the system's cache.
 pub(crate) struct RealFile(File);
 
@@ -245,6 +259,14 @@ impl DiskFile for RealFile {
 
     fn sync_all(&self) -> io::Result<()> {
         self.0.sync_all()
+    }
+
+    fn write_out(&self) -> io::Result<()> {
+        let start = Instant::now();
+        self.0.sync_data()?;
+        // As long again belongs to the others.
+        thread::sleep(start.elapsed().min(WRITE_OUT_PAUSE_MAX));
+        Ok(())
     }
 }
 

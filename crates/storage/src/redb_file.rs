@@ -6,23 +6,29 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use model::{Mutant, mutant};
 use parking_lot::Mutex;
 use redb::StorageBackend;
 
-use crate::disk::DiskFile;
+use crate::disk::{DiskFile, WRITE_OUT_BYTES};
 
 /// A file of a disk, for redb.
 pub(crate) struct RedbFile {
     file: Box<dyn DiskFile>,
+    /// What was written since it was last brought to the disk.
+    written_bytes: AtomicUsize,
     sync_failed: Arc<AtomicBool>,
 }
 
 impl RedbFile {
     pub(crate) fn new(file: Box<dyn DiskFile>, sync_failed: Arc<AtomicBool>) -> RedbFile {
-        RedbFile { file, sync_failed }
+        RedbFile { file, written_bytes: AtomicUsize::new(0), sync_failed }
+    }
+
+    fn synced(&self, outcome: io::Result<()>) -> io::Result<()> {
+        outcome.inspect_err(|_| self.sync_failed.store(true, Relaxed))
     }
 }
 
@@ -50,11 +56,17 @@ impl StorageBackend for RedbFile {
         if mutant::planted(Mutant::CheckpointNotSynced) {
             return Ok(());
         }
-        self.file.sync_data().inspect_err(|_| self.sync_failed.store(true, Relaxed))
+        self.written_bytes.store(0, Relaxed);
+        self.synced(self.file.sync_data())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_at(data, offset)
+        self.file.write_at(data, offset)?;
+        if self.written_bytes.fetch_add(data.len(), Relaxed) + data.len() < WRITE_OUT_BYTES {
+            return Ok(());
+        }
+        self.written_bytes.store(0, Relaxed);
+        self.synced(self.file.write_out())
     }
 }
 

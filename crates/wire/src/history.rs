@@ -3,7 +3,7 @@
 //! A record of the checkpoint; see `docs/formats/entry.md`. The state machine never sees these.
 
 use bytes::Bytes;
-use model::{Event, Fence, Millis, StateKind, WallTime};
+use model::{Event, Failure, Fence, Millis, StateKind, WallTime};
 use prost::Message;
 
 use crate::command::{freed_reason, worker_name};
@@ -85,12 +85,12 @@ impl LineMessage {
                 state: number(state),
                 ..line
             },
-            Event::Failed { worker, error, state, retry_in } => LineMessage {
+            Event::Failed { worker, state, failure } => LineMessage {
                 kind: FAILED,
                 worker: worker.to_string(),
-                text: error.clone(),
+                text: failure.error.clone(),
                 state: number(state),
-                retry_in_ms: retry_in.0,
+                retry_in_ms: failure.retry_in.0,
                 ..line
             },
             Event::Acked { worker } => LineMessage { kind: ACKED, worker: worker.to_string(), ..line },
@@ -127,9 +127,8 @@ impl LineMessage {
             FREED => Event::Freed { worker: worker()?, reason: freed_reason(self.reason)?, state: state()? },
             FAILED => Event::Failed {
                 worker: worker()?,
-                error: self.text.clone(),
                 state: state()?,
-                retry_in: Millis(self.retry_in_ms),
+                failure: Box::new(Failure { error: self.text.clone(), retry_in: Millis(self.retry_in_ms) }),
             },
             ACKED => Event::Acked { worker: worker()? },
             CANCEL_REQUESTED => Event::CancelRequested,

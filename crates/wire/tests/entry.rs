@@ -10,8 +10,8 @@ use model::command::{
 };
 use model::limits::PRIORITY_MAX;
 use model::{
-    Command, Digest, Elapsed, Event, Fence, FollowUp, FreedReason, FreedTo, GroupId, KeyHash, Millis,
-    NewTask, NodeId, OnExhausted, QueueName, QueuePolicy, QueueSettings, Recovery, RetryOverride,
+    Command, Digest, Elapsed, Event, Failure, Fence, FollowUp, FreedReason, FreedTo, GroupId, KeyHash,
+    Millis, NewTask, NodeId, OnExhausted, QueueName, QueuePolicy, QueueSettings, Recovery, RetryOverride,
     RetryPolicy, SessionId, ShardId, Spread, Start, StateKind, TaskId, WallTime, Wishes, WorkerName,
 };
 use proptest::prelude::*;
@@ -212,9 +212,8 @@ fn events() -> Vec<(&'static str, Event)> {
             "failed",
             Event::Failed {
                 worker: w(),
-                error: "boom".into(),
                 state: StateKind::Retrying,
-                retry_in: Millis(1_000),
+                failure: Box::new(Failure { error: "boom".into(), retry_in: Millis(1_000) }),
             },
         ),
         ("acked", Event::Acked { worker: w() }),

@@ -55,7 +55,7 @@ async fn a_task_whose_record_is_damaged_is_shown_ends_dead_and_lets_the_next_go_
     let detail = node.task(damaged, Millis(0), Freshness::Linearizable).await.unwrap();
     assert_eq!(detail.view.state, StateKind::Dead);
     let why = detail.history.iter().find_map(|line| match &line.event {
-        model::Event::Failed { error, .. } => Some(error.as_str()),
+        model::Event::Failed { failure, .. } => Some(failure.error.as_str()),
         _ => None,
     });
     assert!(why.unwrap().starts_with("damaged_record"), "{why:?}");

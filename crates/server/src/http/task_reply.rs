@@ -69,7 +69,7 @@ pub(crate) fn detail(task: &TaskDetail) -> TaskReply<'_> {
 /// What went wrong last: a worker's word, or why the task was ended without one.
 fn last_error(history: &[HistoryLine]) -> Option<&str> {
     history.iter().rev().find_map(|line| match &line.event {
-        Event::Failed { error, .. } => Some(error.as_str()),
+        Event::Failed { failure, .. } => Some(failure.error.as_str()),
         Event::Ended { reason, .. } if !reason.is_empty() => Some(reason.as_str()),
         _ => None,
     })
@@ -101,11 +101,11 @@ fn line(line: &HistoryLine) -> HistoryReply {
             reply.reason = Some(reason.as_str().to_owned());
             reply.state = Some(State(*state));
         }
-        Event::Failed { worker, error, state, retry_in } => {
+        Event::Failed { worker, state, failure } => {
             reply.worker = Some(worker.as_str().to_owned());
-            reply.error = Some(error.clone());
+            reply.error = Some(failure.error.clone());
             reply.state = Some(State(*state));
-            reply.retry_in_ms = (*state == StateKind::Retrying).then_some(Ms::from(*retry_in));
+            reply.retry_in_ms = (*state == StateKind::Retrying).then_some(Ms::from(failure.retry_in));
         }
         Event::Acked { worker } => reply.worker = Some(worker.as_str().to_owned()),
         Event::Ended { state, reason } => {

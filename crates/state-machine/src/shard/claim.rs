@@ -116,7 +116,7 @@ impl Shard {
         };
         self.claims.insert(slot, record);
         if let Some(session) = holder.session {
-            self.sessions.insert((session, fence), slot);
+            self.sessions.add(session, fence, slot);
         }
         let attempt = u32::from(self.tasks[slot].attempts) + 1;
         self.happened(slot, Event::Claimed { worker: holder.worker.clone(), attempt, fence }, effects);
@@ -168,7 +168,7 @@ impl Shard {
         self.touch(slot);
         let record = self.claims.remove(&slot).expect("a claimed task has a claim");
         if let Some(session) = record.session {
-            self.sessions.remove(&(session, self.tasks[slot].fence));
+            self.sessions.remove(session, self.tasks[slot].fence, slot);
         }
         record
     }

@@ -61,7 +61,7 @@ impl Last {
     }
 }
 
-/// Yes-or-no facts. The low ones are state; the high ones belong to the checkpoint alone.
+/// Yes-or-no facts. The low ones are state; the others belong to this copy alone.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Flags(u8);
 
@@ -74,6 +74,8 @@ impl Flags {
     pub(super) const UNIQUE_FREED: u8 = 4;
     /// What a record holds.
     pub(super) const STATE: u8 = 7;
+    /// Its claim ends at its deadline (see `deadlines.rs`).
+    pub(super) const DEADLINE: u8 = 8;
     /// Changed since the last cut, in even and odd epochs.
     pub(super) const CHANGED: [u8; 2] = [16, 32];
     /// Not in the running hash.

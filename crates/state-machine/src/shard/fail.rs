@@ -2,7 +2,8 @@
 
 use model::command::Fail;
 use model::{
-    Event, Millis, Mutant, Position, Rejection, Reply, RetryPolicy, StateKind, TaskId, limits, mutant,
+    Event, Failure, Millis, Mutant, Position, Rejection, Reply, RetryPolicy, StateKind, TaskId, limits,
+    mutant,
 };
 
 use super::Shard;
@@ -39,7 +40,8 @@ impl Shard {
             None => fail.retry_in.unwrap_or_else(|| backoff(&self.retry_policy(slot), fail.task, attempt)),
         };
         let state = end.unwrap_or(StateKind::Retrying);
-        let event = Event::Failed { worker: claim.worker, error: fail.error, state, retry_in };
+        let failure = Box::new(Failure { error: fail.error, retry_in });
+        let event = Event::Failed { worker: claim.worker, state, failure };
         self.happened(slot, event, effects);
         let Some(end) = end else {
             if mutant::planted(Mutant::OrderFreedOnRetry) {

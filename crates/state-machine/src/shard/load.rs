@@ -73,7 +73,7 @@ impl Shard {
         let slot = self.tasks.insert(execution);
         if let Some(claim) = claim {
             if let Some(session) = claim.session {
-                self.sessions.insert((session, fence), slot);
+                self.sessions.add(session, fence, slot);
             }
             self.claims.insert(slot, claim);
         }

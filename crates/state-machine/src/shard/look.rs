@@ -1,7 +1,5 @@
 //! What a shard shows of itself. No read scans all tasks: each walks one line, or a named number of steps.
 
-use std::ops::Bound;
-
 use model::{
     Fence, KeyHash, OutboxMessage, QueueName, SessionId, ShardId, Stand, StateKind, TaskId, WallTime,
     WorkerName,
@@ -259,18 +257,16 @@ impl Shard {
 
     /// The claims of a session.
     pub fn session_claims(&self, session: SessionId) -> Vec<SessionClaim> {
-        let held = self.sessions.range((session, Fence(0))..=(session, Fence(u64::MAX)));
-        let claim = |(&(_, fence), &slot): (&(SessionId, Fence), &Slot)| {
+        let claim = |(fence, slot): (Fence, Slot)| {
             let task = &self.tasks[slot];
             SessionClaim { task: task.id, fence, cancel_requested: task.flags.has(Flags::CANCEL) }
         };
-        held.map(claim).collect()
+        self.sessions.claims_of(session).map(claim).collect()
     }
 
     /// The fence of a session's newest claim.
     pub fn session_last(&self, session: SessionId) -> Option<Fence> {
-        let held = self.sessions.range((session, Fence(0))..=(session, Fence(u64::MAX)));
-        held.last().map(|(&(_, fence), _)| fence)
+        self.sessions.last_of(session)
     }
 
     /// The sessions that hold claims here, and whose they are. Costs what it returns, not the claims.
@@ -280,31 +276,18 @@ impl Shard {
 
     /// The same in steps: those with ids of `from` on, at most `limit`.
     pub fn sessions_from(&self, from: SessionId, limit: usize) -> Vec<(SessionId, WorkerName)> {
-        let mut sessions: Vec<(SessionId, WorkerName)> = Vec::new();
-        let mut next = self.sessions.range((from, Fence(0))..).next();
-        while let Some((&(session, _), slot)) = next.filter(|_| sessions.len() < limit) {
-            sessions.push((session, self.claims[slot].worker.clone()));
-            let after = (Bound::Excluded((session, Fence(u64::MAX))), Bound::Unbounded);
-            next = self.sessions.range(after).next();
-        }
-        sessions
+        let sessions = self.sessions.sessions_from(from).take(limit);
+        sessions.map(|(session, slot)| (session, self.claims[&slot].worker.clone())).collect()
     }
 
     /// The ids alone, in the same steps.
     pub fn holders_from(&self, from: SessionId, limit: usize) -> Vec<SessionId> {
-        let mut sessions: Vec<SessionId> = Vec::new();
-        let mut next = self.sessions.range((from, Fence(0))..).next();
-        while let Some((&(session, _), _)) = next.filter(|_| sessions.len() < limit) {
-            sessions.push(session);
-            let after = (Bound::Excluded((session, Fence(u64::MAX))), Bound::Unbounded);
-            next = self.sessions.range(after).next();
-        }
-        sessions
+        self.sessions.sessions_from(from).map(|(session, _)| session).take(limit).collect()
     }
 
     /// The claims that sessions hold here, in steps: from `from` on, at most `limit`, by session and fence.
     pub fn held_from(&self, from: (SessionId, Fence), limit: usize) -> Vec<(SessionId, Fence)> {
-        self.sessions.range(from..).take(limit).map(|(&held, _)| held).collect()
+        self.sessions.claims_from(from).take(limit).collect()
     }
 
     /// What each queue has seen, by name.
@@ -359,6 +342,7 @@ impl Shard {
             + self.order.len()
             + self.outcomes.len()
             + self.requests.len()
+            + self.deadlines.len()
             + self.elapsed_timers.len()
             + self.wall_timers.len();
         self.tasks() * TASK_BYTES

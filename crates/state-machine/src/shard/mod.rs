@@ -7,6 +7,7 @@
 mod ack;
 mod cancel;
 mod claim;
+mod deadlines;
 mod deliver;
 mod end;
 mod enqueue;
@@ -14,6 +15,7 @@ mod execution;
 mod extend;
 mod fail;
 mod free;
+mod holders;
 mod journal;
 mod keys;
 mod lists;
@@ -37,14 +39,16 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use hashbrown::HashMap;
 use model::{
-    Command, Elapsed, Event, Fence, KeyHash, OutboxMessage, Position, Rejection, Reply, SessionId, ShardId,
-    TaskId, WallTime,
+    Command, Elapsed, Event, Fence, KeyHash, OutboxMessage, Position, Rejection, Reply, ShardId, TaskId,
+    WallTime,
 };
 
 use crate::effects::{Effect, Effects};
 use crate::machine::{Change, Damaged, Machine, NextDue, Table};
+use deadlines::Deadlines;
 use execution::{ClaimRecord, Last, QueueNo, Slot};
 pub use fail::backoff;
+use holders::Holders;
 use journal::Journal;
 use keys::{DedupEntry, OrderLine};
 use outcomes::Outcomes;
@@ -67,7 +71,7 @@ pub struct Shard {
     tasks: Tasks,
     queues: Queues,
     claims: HashMap<Slot, ClaimRecord, Fixed>,
-    sessions: BTreeMap<(SessionId, Fence), Slot>,
+    sessions: Holders,
     order: HashMap<KeyHash, OrderLine, Fixed>,
     dedup: HashMap<KeyHash, DedupEntry, Fixed>,
     unique: HashMap<KeyHash, TaskId, Fixed>,
@@ -80,6 +84,7 @@ pub struct Shard {
     extras: u64,
     /// How far each other shard's messages have come in.
     delivered: BTreeMap<ShardId, u64>,
+    deadlines: Deadlines,
     elapsed_timers: Timers,
     wall_timers: Timers,
     /// When the first ended or dead task of a queue may go, at the earliest.
@@ -129,7 +134,7 @@ impl Shard {
             tasks: Tasks::new(),
             queues: Queues::default(),
             claims: HashMap::default(),
-            sessions: BTreeMap::new(),
+            sessions: Holders::default(),
             order: HashMap::default(),
             dedup: HashMap::default(),
             unique: HashMap::default(),
@@ -139,6 +144,7 @@ impl Shard {
             outbox_bytes: 0,
             extras: 0,
             delivered: BTreeMap::new(),
+            deadlines: Deadlines::default(),
             elapsed_timers: Timers::default(),
             wall_timers: Timers::default(),
             retention: BTreeSet::new(),
@@ -275,7 +281,8 @@ impl Machine for Shard {
     fn next_due(&self) -> NextDue {
         let purge = self.queues.purging().next().map(|_| self.elapsed.0);
         let outcome = self.outcomes.first().map(|outcome| outcome.until.0);
-        let elapsed = [purge, outcome, self.elapsed_timers.first()].into_iter().flatten().min();
+        let elapsed =
+            [purge, outcome, self.deadlines.first(), self.elapsed_timers.first()].into_iter().flatten().min();
         let retention = self.retention.first().map(|&(time, ..)| time);
         let wall = [retention, self.wall_timers.first()].into_iter().flatten().min();
         NextDue { elapsed: elapsed.map(Elapsed), wall: wall.map(WallTime::from_millis) }

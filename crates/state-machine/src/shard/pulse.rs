@@ -24,11 +24,18 @@ impl Shard {
     fn pulse_elapsed(&mut self, at: Position, limit: u32, effects: &mut Effects) -> u32 {
         let mut done = 0;
         let mut passed: Vec<Slot> = Vec::new();
-        while done < limit
-            && let Some((_, timer)) = self.elapsed_timers.pop_due(at.elapsed.0)
-        {
+        while done < limit {
+            let deadline = self.deadlines.first().filter(|&time| time <= at.elapsed.0);
+            if let Some(time) = deadline
+                && self.elapsed_timers.first().is_none_or(|other| time <= other)
+            {
+                let some = self.deadlines.pop(&mut self.tasks, (limit - done) as usize);
+                done += some.len() as u32;
+                passed.extend(some);
+                continue;
+            }
+            let Some((_, timer)) = self.elapsed_timers.pop_due(at.elapsed.0) else { break };
             match timer {
-                Timer::Deadline(bits) => passed.push(self.timed(bits)),
                 Timer::Backoff(bits) => self.wait_is_over(at, bits, effects),
                 Timer::Request(bits) => self.end_request(KeyHash(bits.whole())),
                 _ => unreachable!("{timer:?} is not counted in elapsed time"),

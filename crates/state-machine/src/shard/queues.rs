@@ -14,7 +14,8 @@ use super::queue::Queue;
 #[derive(Default)]
 pub(super) struct Queues {
     by_name: BTreeMap<QueueName, QueueNo>,
-    by_no: BTreeMap<QueueNo, Queue>,
+    /// In the order of their numbers.
+    by_no: Vec<Box<Queue>>,
     /// Those with a purge to work off.
     purging: std::collections::BTreeSet<QueueNo>,
 }
@@ -24,16 +25,26 @@ impl Queues {
         self.by_name.get(name).copied()
     }
 
+    /// Where the queue of this number is, or would be. Every task asks many times: numbers are given in order, so without
+    /// gaps by queues that have gone the first guess is right.
+    fn place(&self, no: QueueNo) -> Result<usize, usize> {
+        let guess = self.by_no.first().map_or(0, |first| no.wrapping_sub(first.no) as usize);
+        if self.by_no.get(guess).is_some_and(|queue| queue.no == no) {
+            return Ok(guess);
+        }
+        self.by_no.binary_search_by_key(&no, |queue| queue.no)
+    }
+
     pub(super) fn get(&self, no: QueueNo) -> Option<&Queue> {
-        self.by_no.get(&no)
+        self.place(no).ok().map(|place| &*self.by_no[place])
     }
 
     pub(super) fn get_mut(&mut self, no: QueueNo) -> Option<&mut Queue> {
-        self.by_no.get_mut(&no)
+        self.place(no).ok().map(|place| &mut *self.by_no[place])
     }
 
     pub(super) fn at_mut(&mut self, no: QueueNo) -> &mut Queue {
-        self.by_no.get_mut(&no).expect("a queue stays while tasks refer to it")
+        self.get_mut(no).expect("a queue stays while tasks refer to it")
     }
 
     pub(super) fn insert(&mut self, queue: Queue) {
@@ -41,11 +52,15 @@ impl Queues {
             self.purging.insert(queue.no);
         }
         self.by_name.insert(queue.name.clone(), queue.no);
-        self.by_no.insert(queue.no, queue);
+        match self.place(queue.no) {
+            Ok(place) => *self.by_no[place] = queue,
+            Err(place) => self.by_no.insert(place, Box::new(queue)),
+        }
     }
 
     pub(super) fn remove(&mut self, no: QueueNo) {
-        if let Some(queue) = self.by_no.remove(&no) {
+        if let Ok(place) = self.place(no) {
+            let queue = self.by_no.remove(place);
             self.by_name.remove(&queue.name);
             self.purging.remove(&no);
         }
@@ -57,12 +72,13 @@ impl Queues {
 
     /// In the order of their numbers, from this one on.
     pub(super) fn from(&self, no: QueueNo) -> impl Iterator<Item = &Queue> {
-        self.by_no.range(no..).map(|(_, queue)| queue)
+        let first = self.place(no).unwrap_or_else(|place| place);
+        self.by_no[first..].iter().map(|queue| &**queue)
     }
 
     /// In the order of their names.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Queue> {
-        self.by_name.values().map(|no| &self.by_no[no])
+        self.by_name.values().map(|&no| &self[no])
     }
 
     pub(super) fn purging(&self) -> impl Iterator<Item = QueueNo> + '_ {
@@ -82,7 +98,7 @@ impl Index<QueueNo> for Queues {
     type Output = Queue;
 
     fn index(&self, no: QueueNo) -> &Queue {
-        &self.by_no[&no]
+        self.get(no).expect("a queue stays while tasks refer to it")
     }
 }
 

@@ -1,6 +1,6 @@
 //! Frees all claims of a session at once.
 
-use model::{Fence, FreedReason, Position, Recovery, Reply, SessionId};
+use model::{FreedReason, Position, Recovery, Reply, SessionId};
 
 use super::Shard;
 use crate::effects::Effects;
@@ -13,8 +13,7 @@ impl Shard {
         reason: FreedReason,
         effects: &mut Effects,
     ) -> Reply {
-        let held = self.sessions.range((session, Fence(0))..=(session, Fence(u64::MAX)));
-        let slots: Vec<_> = held.map(|(_, &slot)| slot).collect();
+        let slots: Vec<_> = self.sessions.claims_of(session).map(|(_, slot)| slot).collect();
         // A worker that says goodbye gives its claims back itself; one that is lost does not.
         let freed: Vec<_> = slots
             .into_iter()

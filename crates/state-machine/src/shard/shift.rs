@@ -75,7 +75,8 @@ impl Shard {
             StateKind::Retrying => self.elapsed_timers.add(task.when, Timer::Backoff(bits)),
             // A claim that waits for a person has no timer: it would fire for nothing.
             StateKind::Claimed if self.recovery(slot) == Recovery::Auto => {
-                self.elapsed_timers.add(task.when, Timer::Deadline(bits));
+                self.deadlines.add(&mut self.tasks, slot);
+                return;
             }
             _ => {}
         }
@@ -93,7 +94,10 @@ impl Shard {
         match task.state {
             StateKind::Delayed => self.wall_timers.remove(task.when, Timer::Delay(bits)),
             StateKind::Retrying => self.elapsed_timers.remove(task.when, Timer::Backoff(bits)),
-            StateKind::Claimed => self.elapsed_timers.remove(task.when, Timer::Deadline(bits)),
+            StateKind::Claimed => {
+                self.deadlines.remove(&mut self.tasks, slot);
+                return;
+            }
             _ => {}
         }
         if task.state.is_waiting()

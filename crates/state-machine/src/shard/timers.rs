@@ -8,8 +8,6 @@ use model::{KeyHash, TaskId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Timer {
-    /// A claim's deadline.
-    Deadline(Bits),
     /// A backoff.
     Backoff(Bits),
     /// A delay.

@@ -88,7 +88,9 @@ impl Script {
                 }
                 format!("{arrow}{} ({why})", self.due(id))
             }
-            Event::Failed { error, .. } => format!("{arrow}{} ({error}{})", self.due(id), self.attempts(id)),
+            Event::Failed { failure, .. } => {
+                format!("{arrow}{} ({}{})", self.due(id), failure.error, self.attempts(id))
+            }
             Event::CancelRequested => format!("{name} asked to stop"),
             Event::Ended { reason, .. } => match freed.take() {
                 Some(freed) => format!("{freed}: {reason})"),
