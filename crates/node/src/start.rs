@@ -14,7 +14,7 @@ use model::{NodeId, ShardId, limits};
 use parking_lot::Mutex;
 use replica::Clock;
 use storage::{DirLock, Disk, Executor, LOCK_FILE};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use wire::life::Standing;
@@ -41,6 +41,9 @@ use crate::stats::Counters;
 use crate::status::{self, Statuses};
 use crate::taken::Return;
 use crate::{elections, follow, notices, outbox, queues, rates, reach, room, sessions, taken};
+
+/// Checkpoints that a node writes at once: more would be done no sooner, and would leave the work less.
+const CHECKPOINTS_AT_ONCE: usize = 1;
 
 /// How a node is reached by others, and reaches them. Ends after everything else.
 pub(crate) struct Outside {
@@ -98,6 +101,7 @@ impl Node {
             clock: held.clone(),
             executor: executor.clone(),
             peers: Arc::new(MemberPeers(outside.links.clone())),
+            checkpoint_turns: Arc::new(Semaphore::new(CHECKPOINTS_AT_ONCE)),
         };
         let opened = match open_groups(&opening, &config, &life, &outside).await {
             Ok(opened) => opened,

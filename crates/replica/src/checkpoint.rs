@@ -12,7 +12,7 @@ use std::time::Duration;
 use model::{Millis, TaskId};
 use state_machine::Change;
 use storage::Batch;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::codec::Codec;
@@ -23,6 +23,7 @@ use crate::mend;
 use crate::news::NewsTable;
 use crate::propose::Raft;
 use crate::records::{self, Others};
+use crate::replica::ReplicaConfig;
 use crate::shared::{Core, Shared};
 
 /// The pause between checkpoints when little changes.
@@ -59,6 +60,7 @@ pub(crate) struct Checkpointer<M: Codec> {
     shared: Arc<Shared<M>>,
     raft: Raft<M>,
     interval: Duration,
+    turns: Arc<Semaphore>,
 }
 
 /// Everything that one checkpoint writes.
@@ -72,8 +74,9 @@ pub(crate) struct Cut {
 }
 
 impl<M: Codec> Checkpointer<M> {
-    pub(crate) fn new(shared: Arc<Shared<M>>, raft: Raft<M>, interval: Millis) -> Checkpointer<M> {
-        Checkpointer { shared, raft, interval: interval.into() }
+    pub(crate) fn new(shared: Arc<Shared<M>>, raft: Raft<M>, config: &ReplicaConfig) -> Checkpointer<M> {
+        let turns = config.checkpoint_turns.clone();
+        Checkpointer { shared, raft, interval: config.checkpoint_interval.into(), turns }
     }
 
     /// Checkpoints whenever something changed, until told to stop.
@@ -204,6 +207,7 @@ impl<M: Codec> Checkpointer<M> {
     /// Makes a cut, unless there is one, and writes it, on a thread that may block. If that fails the cut
     /// stays in `unwritten`.
     async fn write(&self, cut: Option<Cut>, unwritten: &mut Option<Cut>) -> Result<()> {
+        let _turn = self.turns.acquire().await.map_err(|_| Error::Stopped)?;
         let (done, result) = oneshot::channel();
         let shared = self.shared.clone();
         let work = move || {

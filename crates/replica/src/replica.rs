@@ -9,7 +9,7 @@ use openraft::async_runtime::WatchReceiver;
 use openraft::{Instant as _, ServerState};
 use parking_lot::Mutex;
 use storage::{CheckpointStore, Disk, Executor, GroupLog};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -50,6 +50,9 @@ pub struct ReplicaConfig {
     pub founders: Vec<(MemberId, String)>,
     /// The pause between checkpoints when little changes.
     pub checkpoint_interval: Millis,
+    /// A checkpoint is written by whoever has one of these: all groups of a node share them, or those of many shards that
+    /// are busy at once would leave nothing of processors and disk for the work.
+    pub checkpoint_turns: Arc<Semaphore>,
     /// Envelopes of waiting tasks that stay in memory.
     pub envelope_cache_bytes: usize,
     /// How long a call waits for its answer before the outcome is unknown.
@@ -70,6 +73,7 @@ impl ReplicaConfig {
             member,
             founders: Vec::new(),
             checkpoint_interval: checkpoint::CHECKPOINT_INTERVAL_DEFAULT,
+            checkpoint_turns: Arc::new(Semaphore::new(1)),
             envelope_cache_bytes: 16 * 1024 * 1024,
             propose_timeout: Millis::secs(10),
             keep_log_bytes: checkpoint::KEEP_LOG_BYTES_DEFAULT,
@@ -158,8 +162,7 @@ impl<M: Codec> Replica<M> {
         let settle = inbox.clone();
         let _ = shared.settle.set(Box::new(move |piece| settle.send(piece).is_ok()));
         let (stop, stopped) = watch::channel(false);
-        let checkpointer =
-            Arc::new(Checkpointer::new(shared.clone(), raft.clone(), config.checkpoint_interval));
+        let checkpointer = Arc::new(Checkpointer::new(shared.clone(), raft.clone(), &config));
         let tasks = vec![
             tokio::spawn(propose::run(raft.clone(), shared.clone(), gatherer, stopped.clone())),
             tokio::spawn(pulse::run(raft.clone(), shared.clone(), inbox.clone(), stopped.clone())),

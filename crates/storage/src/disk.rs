@@ -25,10 +25,6 @@ pub enum Open {
     Create,
 }
 
-/// Bytes that may be written beside the log before they are [written out](DiskFile::write_out): what a sync of the log may have
-/// to wait for.
-pub(crate) const WRITE_OUT_BYTES: usize = 256 * 1024;
-
 /// A directory tree.
 pub trait Disk: Send + Sync + 'static {
     /// Opens a file.

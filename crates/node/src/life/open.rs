@@ -14,6 +14,7 @@ use storage::{
     CHECKPOINT_DIR, CheckpointStore, Disk, Executor, LOG_DIR, Log, LogOptions, RESERVE_FILE, Reserve,
     checkpoint_path,
 };
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use wire::life::Standing;
 
@@ -52,6 +53,7 @@ pub(crate) struct Opening {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) executor: Arc<dyn Executor>,
     pub(crate) peers: Arc<dyn Peers>,
+    pub(crate) checkpoint_turns: Arc<Semaphore>,
 }
 
 /// Whether there is a log. One without an identity is that of a lone node, from before there were others.
@@ -224,12 +226,13 @@ impl Opening {
         envelope_cache_bytes: usize,
         machine: MakeMachine<M>,
     ) -> Result<Replica<M>, Error> {
-        let Opening { disk, clock, executor, peers } = self.clone();
+        let Opening { disk, clock, executor, peers, checkpoint_turns } = self.clone();
         agree::refuse_marked(&*disk, group)?;
         let store = CheckpointStore::open(disk.clone(), &checkpoint_path(group), CHECKPOINT_CACHE_BYTES)
             .map_err(broken)?;
         let mut settings = ReplicaConfig::new(group, who.member);
         settings.founders = who.founders_of(group);
+        settings.checkpoint_turns = checkpoint_turns;
         settings.envelope_cache_bytes = envelope_cache_bytes;
         settings.propose_timeout = config.propose_timeout;
         let Tuning { checkpoint_interval, keep_log_bytes, hash_every, witness } = config.tuning.clone();

@@ -22,6 +22,10 @@ pub(super) const RETAINED: [usize; 2] = [ENDED, DEAD];
 /// Ended tasks forgotten by one end, when a policy's bounds were lowered. The next ends go on.
 const PRUNED_AT_ONCE_MAX: usize = 64;
 
+/// Outcomes in one record of a checkpoint, a little less than what fills a page of 16 KiB there: all since the last one are many
+/// megabytes under load.
+const OUTCOMES_BYTES: usize = 15 * 1024;
+
 /// A call with a token: it holds the task, or its answer is known.
 pub(super) enum Held {
     /// The claim is current.
@@ -216,7 +220,11 @@ impl Shard {
         let start = fresh.0.len();
         outcome.write(fresh);
         self.journal.add_hash(hash_outcome(&fresh.0[start..]));
+        let is_full = fresh.0.len() >= OUTCOMES_BYTES;
         self.outcomes.push(outcome);
+        if is_full {
+            self.store_outcomes();
+        }
     }
 
     /// Lets the oldest outcome go, if its time has come.
@@ -236,7 +244,7 @@ impl Shard {
         true
     }
 
-    /// Writes the outcomes since the last cut as one record.
+    /// Writes the outcomes that no record has yet as one.
     pub(super) fn store_outcomes(&mut self) {
         let (first, last) = (self.outcomes.fresh, self.counters.outcome - 1);
         self.outcomes.fresh = self.counters.outcome;
