@@ -207,7 +207,12 @@ impl<M: Codec> Checkpointer<M> {
     /// Makes a cut, unless there is one, and writes it, on a thread that may block. If that fails the cut
     /// stays in `unwritten`.
     async fn write(&self, cut: Option<Cut>, unwritten: &mut Option<Cut>) -> Result<()> {
+        // With `unwritten` in hand: a checkpoint that is being installed may have that for long on a full disk, and must not have
+        // the turn of all others meanwhile.
         let _turn = self.turns.acquire().await.map_err(|_| Error::Stopped)?;
+        if cut.is_none() && self.shared.failure.lock().is_some() {
+            return Err(Error::Stopped);
+        }
         let (done, result) = oneshot::channel();
         let shared = self.shared.clone();
         let work = move || {

@@ -457,6 +457,10 @@ impl DiskFile for MemFile {
         self.sync_data()
     }
 
+    fn write_out(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+
     fn write_synced_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
         self.write_at(data, offset)?;
         self.sync(|content| content.sync_bytes(offset..offset + data.len() as u64))

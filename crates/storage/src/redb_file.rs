@@ -1,9 +1,10 @@
 //! Lets redb write through our [`Disk`](crate::Disk), or onto a copy that is thrown away.
 //!
 //! redb keeps a small part of a transaction in memory, writes the rest page by page, and reads it back when it commits. Here
-//! pages wait for the sync in memory, and go to the disk in long runs, each of them once.
+//! pages wait for the sync in memory, and go to the disk in long runs.
 //!
-//! Must never hide a failed sync: `checkpoint.rs` asks for it after every error.
+//! Must never hide a failed sync: redb drops the errors of some writes, so nothing is synced after one has failed, and
+//! `checkpoint.rs` asks for it after every error.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -18,8 +19,12 @@ use redb::StorageBackend;
 
 use crate::disk::DiskFile;
 
-/// What one write to the disk has at most, and what a sync of the log may have to wait for.
+/// What one write to the disk has at most.
 const RUN_BYTES_MAX: usize = 256 * 1024;
+/// What is brought to the disk at once, about: what a sync of the log may have to wait for.
+const PIECE_BYTES_MIN: usize = 256 * 1024;
+/// Pieces of a sync, so many at most, however much waits: on a slow disk it would never come to its end.
+const PIECES_MAX: usize = 64;
 /// Pages that wait for a sync; more go to the disk before it.
 const WAITING_BYTES_MAX: usize = 64 * 1024 * 1024;
 
@@ -28,29 +33,51 @@ pub(crate) struct RedbFile {
     file: Box<dyn DiskFile>,
     /// What was written since the last sync.
     waiting: RwLock<Pages>,
-    /// Whoever changes something has it, also while it goes to the disk; who reads does not wait for that.
-    changing: Mutex<()>,
+    waiting_bytes_max: usize,
+    /// Whoever changes something has it, also while it goes to the disk; who only reads pages of this file does not wait for that.
+    changing: Mutex<Last>,
     sync_failed: Arc<AtomicBool>,
+}
+
+/// What was changed last.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Last {
+    /// The file became longer, and nothing was written since.
+    Longer,
+    Another,
 }
 
 impl RedbFile {
     pub(crate) fn new(file: Box<dyn DiskFile>, sync_failed: Arc<AtomicBool>) -> RedbFile {
-        RedbFile { file, waiting: RwLock::default(), changing: Mutex::new(()), sync_failed }
+        let (waiting, changing) = (RwLock::default(), Mutex::new(Last::Another));
+        RedbFile { file, waiting, waiting_bytes_max: WAITING_BYTES_MAX, changing, sync_failed }
     }
 
-    /// Writes what waits. Should that fail, all of it waits on: the transaction is given up.
-    fn write_waiting(&self) -> io::Result<()> {
-        let mut written = 0;
+    /// Writes what waits; `written` is told how much of it, run by run. Should that fail, all of it waits on: the transaction is
+    /// given up.
+    fn write_waiting(&self, mut written: impl FnMut(usize) -> io::Result<()>) -> io::Result<()> {
         for (offset, run) in self.waiting.read().runs() {
             self.file.write_at(&run, offset)?;
-            written += run.len();
-            if written >= RUN_BYTES_MAX {
-                self.synced(self.file.write_out())?;
-                written = 0;
-            }
+            written(run.len())?;
         }
-        drop(std::mem::take(&mut *self.waiting.write()));
+        // Dropped when nobody waits for it any more.
+        let gone = std::mem::take(&mut *self.waiting.write());
+        drop(gone);
         Ok(())
+    }
+
+    /// The same, a piece at a time: whoever syncs the log would wait for all of it.
+    fn write_out_waiting(&self) -> io::Result<()> {
+        let piece = PIECE_BYTES_MIN.max(self.waiting.read().bytes() / PIECES_MAX);
+        let mut since = 0;
+        self.write_waiting(|bytes| {
+            since += bytes;
+            if since < piece {
+                return Ok(());
+            }
+            since = 0;
+            self.synced(self.file.write_out())
+        })
     }
 
     fn synced(&self, outcome: io::Result<()>) -> io::Result<()> {
@@ -85,19 +112,30 @@ impl StorageBackend for RedbFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        let _one = self.changing.lock();
+        let mut last = self.changing.lock();
         debug_assert!(
             len.is_multiple_of(PAGE as u64),
             "a whole page at the end of {len} bytes would make them more"
         );
         self.waiting.write().cut(len);
         // A full disk must show here, where redb can still give up the transaction, not in a later write.
-        if len > self.file.len()? { self.file.allocate(len) } else { self.file.set_len(len) }
+        if len <= self.file.len()? {
+            return self.file.set_len(len);
+        }
+        self.file.allocate(len)?;
+        *last = Last::Longer;
+        Ok(())
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        let _one = self.changing.lock();
-        self.write_waiting()?;
+        let mut last = self.changing.lock();
+        if self.sync_failed.load(Relaxed) {
+            return Err(io::Error::other("an earlier sync has failed"));
+        }
+        // redb wants the new length to stay, and lets nobody begin to read meanwhile: what waits is not for this sync.
+        if std::mem::replace(&mut *last, Last::Another) == Last::Another {
+            self.write_out_waiting()?;
+        }
         if mutant::planted(Mutant::CheckpointNotSynced) {
             return Ok(());
         }
@@ -105,13 +143,15 @@ impl StorageBackend for RedbFile {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let _one = self.changing.lock();
-        let count = {
+        let mut last = self.changing.lock();
+        *last = Last::Another;
+        let bytes = {
             let mut waiting = self.waiting.write();
             waiting.write(offset, data, |number| read_page(&*self.file, self.file.len()?, number))?;
-            waiting.0.len()
+            waiting.bytes()
         };
-        if count * PAGE > WAITING_BYTES_MAX { self.write_waiting() } else { Ok(()) }
+        // Without a sync: redb may write on behalf of one who reads.
+        if bytes > self.waiting_bytes_max { self.write_waiting(|_| Ok(())) } else { Ok(()) }
     }
 }
 
@@ -159,6 +199,10 @@ impl Pages {
 
     fn has_all(&self, offset: u64, length: usize) -> bool {
         pieces(offset, length).all(|(number, ..)| self.0.contains_key(&number))
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.len() * PAGE
     }
 
     /// The file ends here now.
@@ -262,5 +306,100 @@ impl StorageBackend for Overlay {
         pages.write(offset, data, |number| read_page(&*self.file, *shown, number))?;
         *len = (*len).max(offset + data.len() as u64);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::disk::{Disk as _, Open};
+    use crate::mem_disk::MemDisk;
+
+    const PATH: &str = "file";
+
+    fn open(disk: &MemDisk, waiting_bytes_max: usize) -> RedbFile {
+        let file = disk.open(Path::new(PATH), Open::Create).unwrap();
+        RedbFile { waiting_bytes_max, ..RedbFile::new(file, Arc::default()) }
+    }
+
+    /// Numbers that look random.
+    fn numbers() -> impl FnMut(u64) -> u64 {
+        let mut state = 1u64;
+        move |below| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read_whether_it_waits_or_not() {
+        for waiting_bytes_max in [0, 8 * PAGE, WAITING_BYTES_MAX] {
+            let disk = MemDisk::new();
+            let file = open(&disk, waiting_bytes_max);
+            let (mut model, mut number) = (Vec::new(), numbers());
+            for step in 0..3_000u32 {
+                match number(20) {
+                    0 => {
+                        let len = number(40) as usize * PAGE;
+                        file.set_len(len as u64).unwrap();
+                        model.resize(len, 0);
+                    }
+                    1 => {
+                        file.sync_data().unwrap();
+                        let on_disk = disk.read(Path::new(PATH)).unwrap();
+                        // One that follows a longer file is for its length alone.
+                        if file.waiting.read().0.is_empty() {
+                            assert_eq!(on_disk, model, "step {step}");
+                        }
+                    }
+                    what if !model.is_empty() => {
+                        let offset = number(model.len() as u64) as usize;
+                        let length = number(3 * PAGE as u64).min((model.len() - offset) as u64) as usize;
+                        let range = offset..offset + length;
+                        if what < 12 {
+                            let data = vec![step as u8; length];
+                            file.write(offset as u64, &data).unwrap();
+                            model[range].copy_from_slice(&data);
+                        } else {
+                            let mut out = vec![0xff; length];
+                            file.read(offset as u64, &mut out).unwrap();
+                            assert_eq!(out, model[range], "step {step}");
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            file.write(0, &[]).unwrap();
+            file.sync_data().unwrap();
+            disk.crash(7);
+            assert_eq!(disk.mount().read(Path::new(PATH)).unwrap(), model);
+        }
+    }
+
+    #[test]
+    fn a_sync_for_the_length_leaves_what_waits() {
+        let disk = MemDisk::new();
+        let file = open(&disk, WAITING_BYTES_MAX);
+        file.set_len(2 * PAGE as u64).unwrap();
+        file.write(0, &[1; PAGE]).unwrap();
+        file.set_len(4 * PAGE as u64).unwrap();
+        file.sync_data().unwrap();
+        assert_eq!(disk.read(Path::new(PATH)).unwrap(), [0; 4 * PAGE]);
+        file.sync_data().unwrap();
+        assert_eq!(disk.read(Path::new(PATH)).unwrap()[..PAGE], [1; PAGE]);
+    }
+
+    #[test]
+    fn nothing_is_synced_after_a_sync_that_failed() {
+        let disk = MemDisk::new();
+        let file = open(&disk, WAITING_BYTES_MAX);
+        file.set_len(1024 * PAGE as u64).unwrap();
+        file.write(0, &vec![1; 1024 * PAGE]).unwrap();
+        disk.fail_sync(0);
+        assert!(file.sync_data().is_err(), "a piece of it was not brought to the disk");
+        assert!(file.sync_failed.load(Relaxed));
+        assert!(file.sync_data().is_err(), "and the next sync does not know better");
     }
 }

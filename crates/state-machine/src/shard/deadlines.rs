@@ -11,7 +11,7 @@ use super::execution::{Flags, Slot};
 use super::tasks::Tasks;
 
 /// Slots of claims that are over, listed beside as many of claims that hold, before a time is cleaned up.
-const OVER_MAX: usize = 64;
+const OVER_MAX: usize = 16;
 
 /// Deadlines of claims, in elapsed time.
 #[derive(Default)]
@@ -75,7 +75,8 @@ impl Deadlines {
         if due.count == 0 {
             self.by_time.remove(&time);
         } else if due.slots.len() > 2 * due.count + OVER_MAX {
-            due.slots.retain(|&slot| is_due(tasks, slot, time));
+            due.sort(tasks, time);
+            due.slots.shrink_to(2 * due.count);
         }
     }
 

@@ -32,11 +32,11 @@ pub(super) struct Outcomes {
     by_task: HashTable<Place>,
     /// How many have gone.
     gone: u32,
-    /// What checkpoints hold: the first and last number of each chunk.
+    /// What records hold: the first and last number of each chunk.
     pub chunks: VecDeque<(u64, u64)>,
-    /// The first that no checkpoint holds.
+    /// The first that no record holds.
     pub fresh: u64,
-    /// Those that no checkpoint holds, as a checkpoint will: encoded one by one, so that a cut is short.
+    /// Those that no record holds, as the next will: encoded one by one, so that a cut is short.
     pub fresh_bytes: Writer,
 }
 
@@ -58,7 +58,7 @@ fn wide(hash: u32) -> u64 {
 }
 
 impl Outcomes {
-    /// None yet; the first that comes is one that no checkpoint holds.
+    /// None yet; the first that comes is one that no record holds.
     pub(super) fn new() -> Outcomes {
         Outcomes { fresh: 1, ..Outcomes::default() }
     }
