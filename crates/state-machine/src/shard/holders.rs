@@ -97,13 +97,12 @@ impl Holders {
         from: (SessionId, Fence),
     ) -> impl Iterator<Item = (SessionId, Fence)> + '_ {
         let lines = self.by_session.range(from.0..);
-        let claims = lines.flat_map(move |(&session, line)| {
+        lines.flat_map(move |(&session, line)| {
             let least = if session == from.0 { from.1 } else { Fence(0) };
             let first = line.claims.partition_point(|&(fence, _)| fence < least);
             let held = line.claims.range(first..).filter(|&&(_, slot)| slot != NONE);
             held.map(move |&(fence, _)| (session, fence))
-        });
-        claims
+        })
     }
 }
 

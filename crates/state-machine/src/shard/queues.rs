@@ -15,7 +15,7 @@ use super::queue::Queue;
 pub(super) struct Queues {
     by_name: BTreeMap<QueueName, QueueNo>,
     /// In the order of their numbers.
-    by_no: Vec<Box<Queue>>,
+    by_no: Vec<Queue>,
     /// Those with a purge to work off.
     purging: std::collections::BTreeSet<QueueNo>,
 }
@@ -36,11 +36,11 @@ impl Queues {
     }
 
     pub(super) fn get(&self, no: QueueNo) -> Option<&Queue> {
-        self.place(no).ok().map(|place| &*self.by_no[place])
+        self.place(no).ok().map(|place| &self.by_no[place])
     }
 
     pub(super) fn get_mut(&mut self, no: QueueNo) -> Option<&mut Queue> {
-        self.place(no).ok().map(|place| &mut *self.by_no[place])
+        self.place(no).ok().map(|place| &mut self.by_no[place])
     }
 
     pub(super) fn at_mut(&mut self, no: QueueNo) -> &mut Queue {
@@ -53,8 +53,8 @@ impl Queues {
         }
         self.by_name.insert(queue.name.clone(), queue.no);
         match self.place(queue.no) {
-            Ok(place) => *self.by_no[place] = queue,
-            Err(place) => self.by_no.insert(place, Box::new(queue)),
+            Ok(place) => self.by_no[place] = queue,
+            Err(place) => self.by_no.insert(place, queue),
         }
     }
 
@@ -73,7 +73,7 @@ impl Queues {
     /// In the order of their numbers, from this one on.
     pub(super) fn from(&self, no: QueueNo) -> impl Iterator<Item = &Queue> {
         let first = self.place(no).unwrap_or_else(|place| place);
-        self.by_no[first..].iter().map(|queue| &**queue)
+        self.by_no[first..].iter()
     }
 
     /// In the order of their names.
