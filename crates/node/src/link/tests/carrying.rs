@@ -111,7 +111,9 @@ async fn a_slow_reader_does_not_grow_the_senders_memory() {
     let late =
         one.links.call(N2, PeerKind::Propose, GroupId(1), body.clone(), Duration::from_millis(50)).await;
     assert!(matches!(late, Err(LinkError::Unreached(_))), "{late:?}");
-    assert_eq!(one.links.stats()[&N2].queued_bytes as usize, queued, "what waits outside holds no room");
+    // A ping may have come to them.
+    let still = one.links.stats()[&N2].queued_bytes as usize;
+    assert!(still < queued + body.len(), "what waits outside holds no room: {queued} bytes, then {still}");
 
     // The process at the other end ends: what was begun is lost, the rest was never sent.
     drop(stream);
