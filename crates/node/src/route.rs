@@ -235,7 +235,9 @@ impl Route {
                     // The first try may have taken something, which is not free any more: only the log
                     // remembers.
                     let claim = call.claim.as_ref().filter(|_| sure.is_none());
-                    self.there(node, replica, rest, claim, deadline).await
+                    // Boxed, as is the wait below: what is asked of this node itself would keep room for it, and each
+                    // request's future is moved several times.
+                    Box::pin(self.there(node, replica, rest, claim, deadline)).await
                 }
             };
             rest = &rest[pieces_done(rest, some.len())..];
@@ -263,7 +265,7 @@ impl Route {
                 Next::Repeat => sure = sure.or(Some(done.len())),
                 Next::GiveUp(error) => return Err(error),
             }
-            asking.again(&refusal, asked, patience.min(deadline)).await;
+            Box::pin(asking.again(&refusal, asked, patience.min(deadline))).await;
         }
     }
 

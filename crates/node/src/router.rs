@@ -83,7 +83,7 @@ impl Inner {
         // What an older policy spreads wrongly its shard sends back. What it pins wrongly nobody does, and what it
         // refuses would be refused for good.
         if !self.knows_queues() && self.pins_or_refuses_any(&tasks) {
-            self.know_queues().await?;
+            Box::pin(self.know_queues()).await?;
         }
         let Sheets { sheets, mut results } = self.sort(tasks, atomic)?;
         let proposals = sheets.into_iter().map(|sheet| self.enqueue_in(sheet, atomic));
@@ -111,7 +111,7 @@ impl Inner {
         let errors = results.iter().flatten().filter_map(|result| result.as_ref().err());
         if errors.chain(&failed).any(is_moved) {
             // The next try is placed by what the shard knows already.
-            self.refresh_settings().await;
+            Box::pin(self.refresh_settings()).await;
         }
         if let Some(error) = failed
             && (atomic || indexes.is_empty())

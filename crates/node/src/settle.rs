@@ -29,7 +29,12 @@ impl Node {
         if self.inner.knows_queues() || !calls.iter().any(has_then) {
             return self.ack_knowing(calls, Ok(())).await;
         }
-        // Only those with follow-ups wait until it is known where these go.
+        Box::pin(self.ack_knowing_later(calls)).await
+    }
+
+    /// The same, while it is not known where follow-ups go: only acks that have some wait for that.
+    async fn ack_knowing_later(&self, calls: Vec<AckCall>) -> Vec<Result<Answer<Settled>, Error>> {
+        let has_then = |call: &AckCall| !call.then.is_empty();
         let waits: Vec<bool> = calls.iter().map(has_then).collect();
         let (waiting, others): (Vec<_>, Vec<_>) = calls.into_iter().partition(has_then);
         let waiting = async { self.ack_knowing(waiting, self.inner.know_queues().await).await };

@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use model::{Millis, TaskId};
 use state_machine::Change;
 use storage::Batch;
@@ -71,6 +72,8 @@ pub(crate) struct Cut {
     writing: Writing,
     hash: u128,
     checkpointed: Checkpointed,
+    /// Bytes of envelopes that the cache had room for.
+    room: usize,
 }
 
 impl<M: Codec> Checkpointer<M> {
@@ -213,20 +216,19 @@ impl<M: Codec> Checkpointer<M> {
         if cut.is_none() && self.shared.failure.lock().is_some() {
             return Err(Error::Stopped);
         }
-        let (done, result) = oneshot::channel();
-        let shared = self.shared.clone();
-        let work = move || {
-            let written = catch_unwind(AssertUnwindSafe(|| {
-                let cut = cut.unwrap_or_else(|| make_cut(&shared));
-                let written = write_cut(&shared, &cut);
-                (cut, written)
-            }));
-            drop(done.send(written));
+        let executor = &*self.shared.executor;
+        let cut = match cut {
+            Some(cut) => cut,
+            None => self.on_thread(|name, work| executor.spawn(name, work), make_cut).await?,
         };
-        self.shared.executor.spawn(&format!("checkpoint-{}", self.shared.group), Box::new(work));
-        let (cut, written) = result.await.map_err(|_| Error::Stopped)?.map_err(|_| self.panicked())?;
-        let damaged = match written {
-            Ok(damaged) => damaged,
+        // The most of it, without the lock: whoever serves goes first.
+        let write = |shared: &Shared<M>| {
+            let written = write_cut(shared, &cut);
+            (cut, written)
+        };
+        let (cut, written) = self.on_thread(|name, work| executor.spawn_behind(name, work), write).await?;
+        let Written { damaged, cacheable } = match written {
+            Ok(written) => written,
             Err(error) => {
                 *unwritten = Some(cut);
                 // A damaged file takes no checkpoint any more, and the log would grow without end.
@@ -236,9 +238,24 @@ impl<M: Codec> Checkpointer<M> {
                 return Err(Error::Storage { group: self.shared.group, what: error.to_string() });
             }
         };
-        *self.shared.checkpointed.lock() = cut.checkpointed;
+        let take_over = |shared: &Shared<M>| take_over(shared, cut, cacheable);
+        let checkpointed = self.on_thread(|name, work| executor.spawn(name, work), take_over).await?;
+        *self.shared.checkpointed.lock() = checkpointed;
         mend::mend_met(&self.shared, damaged);
         Ok(())
+    }
+
+    /// Does `work` on a thread that may block, which `spawn` gets.
+    async fn on_thread<T: Send + 'static>(
+        &self,
+        spawn: impl FnOnce(&str, storage::Work),
+        work: impl FnOnce(&Shared<M>) -> T + Send + 'static,
+    ) -> Result<T> {
+        let (done, result) = oneshot::channel();
+        let shared = self.shared.clone();
+        let work = move || drop(done.send(catch_unwind(AssertUnwindSafe(|| work(&shared)))));
+        spawn(&format!("checkpoint-{}", self.shared.group), Box::new(work));
+        result.await.map_err(|_| Error::Stopped)?.map_err(|_| self.panicked())
     }
 }
 
@@ -269,11 +286,20 @@ fn begin<M: Codec>(core: &mut Core<M>, empty: NewsTable) -> Cut {
         core.hash_points.push(applied.index, hash);
     }
     let checkpointed = Checkpointed { applied: core.applied, membership: core.membership.clone() };
-    Cut { changes: Vec::new(), writing: core.keep.cut(empty), hash, checkpointed }
+    let (writing, room) = (core.keep.cut(empty), core.keep.room());
+    Cut { changes: Vec::new(), writing, hash, checkpointed, room }
 }
 
-/// Writes a cut; then the cache takes over what it held in memory. Which tasks have a damaged record on the disk.
-fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<Vec<TaskId>> {
+/// What a written checkpoint leaves to do.
+struct Written {
+    /// Tasks that have a damaged record on the disk.
+    damaged: Vec<TaskId>,
+    /// Envelopes that memory held and the cache may hold from now on.
+    cacheable: Vec<(TaskId, Bytes)>,
+}
+
+/// Writes a cut.
+fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<Written> {
     let store = shared.store()?;
     // One that grows is copied again and again.
     let own: usize = cut.changes.iter().map(Change::bytes).sum();
@@ -290,13 +316,17 @@ fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<Vec<Tas
     let news = cut.writing.sorted();
     let damaged = records::put_kept(&store, &news, others, &mut batch)?;
     store.write(&batch)?;
-    let room = shared.lock().keep.room();
-    let mut cacheable = keep::cacheable(&news, room).into_iter().peekable();
+    Ok(Written { damaged, cacheable: keep::cacheable(&news, cut.room) })
+}
+
+/// The cache takes over what memory held until it was on the disk.
+fn take_over<M: Codec>(shared: &Shared<M>, cut: Cut, cacheable: Vec<(TaskId, Bytes)>) -> Checkpointed {
+    let mut cacheable = cacheable.into_iter().peekable();
     while cacheable.peek().is_some() {
         let some = cacheable.by_ref().take(SLICE_RECORDS).collect();
         shared.slice(|Core { keep, machine, .. }| keep.cache(some, |task| machine.slot(task)));
     }
-    // A large map: the cut holds on to it, so it is not dropped under the lock.
+    // Large, and still the cut's: dropped here, not under the lock and not on a thread that serves.
     drop(shared.slice(|core| core.keep.written()));
-    Ok(damaged)
+    cut.checkpointed
 }

@@ -6,6 +6,9 @@
 use std::thread;
 use std::time::Duration;
 
+/// How much nicer than others a thread is whose work goes behind all else.
+const NICE_BEHIND: i32 = 5;
+
 /// Blocking work, to be run once.
 pub type Work = Box<dyn FnOnce() + Send>;
 
@@ -13,6 +16,12 @@ pub type Work = Box<dyn FnOnce() + Send>;
 pub trait Executor: Send + Sync + 'static {
     /// Runs `work`, now or later, here or elsewhere. `name` is for people who look at threads.
     fn spawn(&self, name: &str, work: Work);
+
+    /// The same, for long work that nobody waits for: it goes behind all else that the machine has to do. Such work
+    /// holds no lock, or whoever wants that would go behind all else too.
+    fn spawn_behind(&self, name: &str, work: Work) {
+        self.spawn(name, work);
+    }
 
     /// Whether work may wait for other work. If not, every job must be short and must never block on
     /// another one.
@@ -34,6 +43,15 @@ impl Executor for ThreadExecutor {
             .name(name.to_owned())
             .spawn(work)
             .expect("the operating system gives a process its few threads at start");
+    }
+
+    fn spawn_behind(&self, name: &str, work: Work) {
+        let work = move || {
+            // On Linux it is the thread's own. Where it is refused, the work is only less polite.
+            let _ = rustix::process::nice(NICE_BEHIND);
+            work();
+        };
+        self.spawn(name, Box::new(work));
     }
 
     fn has_threads(&self) -> bool {

@@ -41,7 +41,7 @@ pub use batch::Batch;
 pub use checkpoint::{Amend, CheckpointStore, Next, Rows, Snapshot};
 pub use disk::{Disk, DiskFile, Open, RealDisk};
 pub use error::{Error, Result};
-pub use executor::{Executor, InlineExecutor, ThreadExecutor};
+pub use executor::{Executor, InlineExecutor, ThreadExecutor, Work};
 pub use group_log::{Done, GroupLog, GroupState, LogEntry, LogId};
 pub use guard::{LAST_WORDS, Panicked, panicked, refuse};
 pub use lock::DirLock;

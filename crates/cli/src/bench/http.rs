@@ -19,6 +19,8 @@ use super::pace::Pace;
 
 /// How long a claim waits for a task.
 const WAIT_MS: u64 = 2_000;
+/// And one that comes with an ack: the ack's answer waits with it, and at the end of a run there is nothing more to come.
+const WAIT_WITH_ACK_MS: u64 = 100;
 /// A pause after a refusal, so that a full queue is not asked in a circle.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);
 
@@ -86,10 +88,11 @@ fn refusals(answer: Answer<'_>, of: u64, load: &Load) -> u64 {
 
 async fn work(address: SocketAddr, queue: String, worker: String, load: Arc<Load>) -> Result<()> {
     let mut connection = Connection::open(address).await?;
-    let names = serde_json::json!({
-        "queues": [queue], "worker": worker, "max": load.plan.batch.min(1000), "wait_ms": WAIT_MS,
-    });
-    let claim = names.to_string();
+    let claim = |wait_ms| {
+        let max = load.plan.batch.min(1000);
+        serde_json::json!({ "queues": [queue], "worker": worker, "max": max, "wait_ms": wait_ms }).to_string()
+    };
+    let (claim, claim_with_ack) = (claim(WAIT_MS), claim(WAIT_WITH_ACK_MS));
     let is_timed = load.plan.rate.is_some();
     let mut tokens: Vec<String> = Vec::new();
     loop {
@@ -97,7 +100,7 @@ async fn work(address: SocketAddr, queue: String, worker: String, load: Arc<Load
         let answer = match held {
             0 => connection.post("/v1/claims", claim.as_bytes()).await?,
             _ => {
-                let claim = (!is_timed).then_some(claim.as_str());
+                let claim = (!is_timed).then_some(claim_with_ack.as_str());
                 let body = acks(&tokens, claim)?;
                 let sent = Instant::now();
                 let answer = connection.post("/v1/claims/ack", body.as_bytes()).await?;
