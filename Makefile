@@ -25,6 +25,10 @@ help: ## list the verbs
 run: packages ## build and start `windlass dev`; more flags in ARGS="…"
 	cargo run --release --locked --package cli --bin windlass -- dev $(ARGS)
 
+.PHONY: release
+release: packages ## the binary as it is shipped, built for what it does under load: target/shipped/windlass
+	scripts/release
+
 .PHONY: check
 check: packages fmt clippy doc ## the quick one: format, lints, docs, unit tests
 	cargo test --locked --workspace --lib --bins
