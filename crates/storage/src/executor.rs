@@ -6,7 +6,7 @@
 use std::thread;
 use std::time::Duration;
 
-/// How much nicer than others a thread is whose work goes behind all else.
+/// How much nicer than others a thread is whose work is long: about a third of their share of a busy processor.
 const NICE_BEHIND: i32 = 5;
 
 /// Blocking work, to be run once.
@@ -17,8 +17,8 @@ pub trait Executor: Send + Sync + 'static {
     /// Runs `work`, now or later, here or elsewhere. `name` is for people who look at threads.
     fn spawn(&self, name: &str, work: Work);
 
-    /// The same, for long work that nobody waits for: it goes behind all else that the machine has to do. Such work
-    /// holds no lock, or whoever wants that would go behind all else too.
+    /// The same, for long work: it gets less of a busy processor than others. Such work must not hold a lock that
+    /// requests wait for, or they would get less too.
     fn spawn_behind(&self, name: &str, work: Work) {
         self.spawn(name, work);
     }
