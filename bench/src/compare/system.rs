@@ -20,6 +20,7 @@ pub(crate) enum System {
     Windlass3,
     Windlass1,
     WindlassHttp3,
+    WindlassHttp3Spread,
     WindlassHttp1,
     Rabbitmq,
     Nats,
@@ -41,6 +42,7 @@ impl System {
             System::Windlass3 => "Windlass, 3 nodes",
             System::Windlass1 => "Windlass, 1 node",
             System::WindlassHttp3 => "Windlass over HTTP, 3 nodes",
+            System::WindlassHttp3Spread => "Windlass over HTTP, 3 nodes, clients at all",
             System::WindlassHttp1 => "Windlass over HTTP, 1 node",
             System::Rabbitmq => "RabbitMQ quorum queue, 3 nodes",
             System::Nats => "NATS JetStream R3, 3 nodes",
@@ -56,7 +58,9 @@ impl System {
     /// What is safe where when an enqueue is answered.
     pub(crate) fn durability(self) -> &'static str {
         match self {
-            System::Windlass3 | System::WindlassHttp3 => "fsync on a quorum (2 of 3); acks too",
+            System::Windlass3 | System::WindlassHttp3 | System::WindlassHttp3Spread => {
+                "fsync on a quorum (2 of 3); acks too"
+            }
             System::Windlass1 | System::WindlassHttp1 => "fsync on 1; acks too",
             System::Rabbitmq => "fsync on a quorum (2 of 3), by publisher confirm; acks are not answered",
             System::Nats => "in memory of a quorum (2 of 3), no fsync before the reply; acks too",
@@ -71,7 +75,8 @@ impl System {
     /// Nodes that keep a copy.
     pub(crate) fn nodes(self) -> usize {
         match self {
-            System::Windlass3 | System::WindlassHttp3 | System::Rabbitmq | System::Nats => 3,
+            System::Windlass3 | System::WindlassHttp3 | System::WindlassHttp3Spread => 3,
+            System::Rabbitmq | System::Nats => 3,
             _ => 1,
         }
     }
@@ -93,9 +98,11 @@ impl System {
     pub(crate) async fn start(self, binary: &Path, dir: &Path, programs: &Path) -> Result<Running> {
         let programs = programs.canonicalize().unwrap_or_else(|_| programs.to_owned());
         let servers = match self {
-            System::Windlass3 | System::Windlass1 | System::WindlassHttp3 | System::WindlassHttp1 => {
-                Server::cluster(binary, dir, self.nodes(), SHARDS)?
-            }
+            System::Windlass3
+            | System::Windlass1
+            | System::WindlassHttp3
+            | System::WindlassHttp3Spread
+            | System::WindlassHttp1 => Server::cluster(binary, dir, self.nodes(), SHARDS)?,
             System::Redis | System::Bullmq | System::Celery => vec![start::redis(dir, "always")?],
             System::Beanstalkd => vec![start::beanstalkd(dir)?],
             System::Postgres => vec![start::postgres(dir)?],
@@ -122,11 +129,14 @@ impl Running {
         let first = self.servers.first().context("no server")?.address;
         let here = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name);
         let result = match self.system {
-            // One producer and one worker at one node, as with every peer.
+            // Everything at one node, as with every peer.
             System::Windlass3 | System::Windlass1 => {
                 windlass::bench(&self.binary, &self.servers[..1], Face::Streams, plan).await?
             }
             System::WindlassHttp3 | System::WindlassHttp1 => {
+                windlass::bench(&self.binary, &self.servers[..1], Face::Http, plan).await?
+            }
+            System::WindlassHttp3Spread => {
                 windlass::bench(&self.binary, &self.servers, Face::Http, plan).await?
             }
             System::Redis => serde_json::to_value(peers::redis::run(first, plan.clone()).await?)?,

@@ -1,8 +1,11 @@
 //! What the final fences of tasks came to that went before their answers may be forgotten.
 //!
-//! At full load every task leaves one, for a minute: millions of them, so the index beside them is eight bytes for each.
+//! At full load every task leaves one, for a minute: millions of them, and hardly one is ever asked for. They lie in blocks, each
+//! with an index of its own, so that keeping one touches little memory, a block goes as a whole, and nothing that is kept ever
+//! moves.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
@@ -11,6 +14,9 @@ use model::{Elapsed, Fence, StateKind, TaskId};
 use super::execution::Last;
 use super::record::{Read, Reader, Writer};
 use super::tasks;
+
+/// Outcomes in a block, at most: their index stays in a processor's cache.
+const BLOCK: usize = 16 * 1024;
 
 /// What the final fence of a task came to, kept when the task itself went early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +33,11 @@ pub(super) struct Outcome {
 /// Outcomes in the order of their numbers, which is the order in which they may go.
 #[derive(Default)]
 pub(super) struct Outcomes {
-    ring: VecDeque<Outcome>,
-    /// Places in the ring, by task: the newest of each. They count from the first that ever was here and may wrap around.
-    by_task: HashTable<Place>,
-    /// How many have gone.
-    gone: u32,
+    /// None is empty, and of each at least one is still kept.
+    blocks: VecDeque<Block>,
+    /// How many of the first block have gone.
+    gone: usize,
+    len: usize,
     /// What records hold: the first and last number of each chunk.
     pub chunks: VecDeque<(u64, u64)>,
     /// The first that no record holds.
@@ -40,21 +46,50 @@ pub(super) struct Outcomes {
     pub fresh_bytes: Writer,
 }
 
-/// A place, and the hash of its task: a table that grows must not look at the whole ring.
-#[derive(Clone, Copy)]
-struct Place {
-    at: u32,
-    hash: u32,
+/// Outcomes that came one after the other.
+struct Block {
+    outcomes: Vec<Outcome>,
+    /// Places in the block, by task: the newest of each.
+    by_task: HashTable<u16>,
+    /// The least and the greatest task: tasks go in about the order in which they came, so that few blocks can have one.
+    tasks: RangeInclusive<TaskId>,
 }
 
-/// 32 bits of a task's hash.
-fn hash(id: TaskId) -> u32 {
-    (tasks::hash(id) >> 32) as u32
-}
+impl Block {
+    fn new(first: Outcome) -> Block {
+        let mut block =
+            Block { outcomes: Vec::new(), by_task: HashTable::new(), tasks: first.task..=first.task };
+        block.push(first);
+        block
+    }
 
-/// As the table wants it: it looks at both ends.
-fn wide(hash: u32) -> u64 {
-    u64::from(hash) << 32 | u64::from(hash)
+    fn is_full(&self) -> bool {
+        self.outcomes.len() == BLOCK
+    }
+
+    fn push(&mut self, outcome: Outcome) {
+        let place = u16::try_from(self.outcomes.len()).expect("a block is never over full");
+        let (least, most) = (self.tasks.start().min(&outcome.task), self.tasks.end().max(&outcome.task));
+        self.tasks = *least..=*most;
+        self.outcomes.push(outcome);
+        let task = |place: &u16| self.outcomes[usize::from(*place)].task;
+        let hash = |place: &u16| tasks::hash(task(place));
+        match self.by_task.entry(tasks::hash(outcome.task), |place| task(place) == outcome.task, hash) {
+            Entry::Occupied(mut older) => *older.get_mut() = place,
+            Entry::Vacant(none) => {
+                none.insert(place);
+            }
+        }
+    }
+
+    /// Where the newest of a task is.
+    fn find(&self, id: TaskId) -> Option<usize> {
+        if !self.tasks.contains(&id) {
+            return None;
+        }
+        let is_its = |place: &u16| self.outcomes[usize::from(*place)].task == id;
+        self.by_task.find(tasks::hash(id), is_its).map(|place| usize::from(*place))
+    }
 }
 
 impl Outcomes {
@@ -64,55 +99,46 @@ impl Outcomes {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.ring.len()
+        self.len
     }
 
     pub(super) fn first(&self) -> Option<&Outcome> {
-        self.ring.front()
+        self.blocks.front().map(|block| &block.outcomes[self.gone])
     }
 
     pub(super) fn last(&self) -> Option<&Outcome> {
-        self.ring.back()
+        self.blocks.back().and_then(|block| block.outcomes.last())
     }
 
     /// The newest of a task.
     pub(super) fn find(&self, id: TaskId) -> Option<&Outcome> {
-        let (ring, gone) = (&self.ring, self.gone);
-        let place = self.by_task.find(wide(hash(id)), |place| at(ring, gone, place.at).task == id)?;
-        Some(at(ring, gone, place.at))
+        let newest_first = self.blocks.iter().enumerate().rev();
+        let mut found = newest_first.filter_map(|(n, block)| Some((n, block, block.find(id)?)));
+        let (n, block, place) = found.next()?;
+        let has_gone = n == 0 && place < self.gone;
+        (!has_gone).then(|| &block.outcomes[place])
     }
 
     /// Adds one behind all others.
     pub(super) fn push(&mut self, outcome: Outcome) {
-        let len = u32::try_from(self.ring.len()).expect("a shard keeps fewer than four billion outcomes");
-        let place = Place { at: self.gone.wrapping_add(len), hash: hash(outcome.task) };
-        self.ring.push_back(outcome);
-        let (ring, gone) = (&self.ring, self.gone);
-        let is_its = |place: &Place| at(ring, gone, place.at).task == outcome.task;
-        match self.by_task.entry(wide(place.hash), is_its, |place| wide(place.hash)) {
-            Entry::Occupied(mut older) => *older.get_mut() = place,
-            Entry::Vacant(none) => {
-                none.insert(place);
-            }
+        match self.blocks.back_mut().filter(|block| !block.is_full()) {
+            Some(block) => block.push(outcome),
+            None => self.blocks.push_back(Block::new(outcome)),
         }
+        self.len += 1;
     }
 
     /// Takes the first.
     pub(super) fn pop(&mut self) -> Option<Outcome> {
-        let first = *self.ring.front()?;
-        let place = self.gone;
-        // Unless a newer one of the same task stands there.
-        if let Ok(entry) = self.by_task.find_entry(wide(hash(first.task)), |found| found.at == place) {
-            entry.remove();
+        let first = *self.first()?;
+        self.gone += 1;
+        self.len -= 1;
+        if self.gone == self.blocks[0].outcomes.len() {
+            self.blocks.pop_front();
+            self.gone = 0;
         }
-        self.ring.pop_front();
-        self.gone = self.gone.wrapping_add(1);
         Some(first)
     }
-}
-
-fn at(ring: &VecDeque<Outcome>, gone: u32, place: u32) -> &Outcome {
-    &ring[place.wrapping_sub(gone) as usize]
 }
 
 impl Outcome {
@@ -160,36 +186,42 @@ mod tests {
 
     #[test]
     fn the_newest_outcome_of_a_task_is_found_until_it_goes() {
-        // Also where the places begin anew.
-        for gone in [0, u32::MAX - 3, u32::MAX] {
-            let mut outcomes = Outcomes { gone, ..Outcomes::new() };
-            let all: Vec<Outcome> =
-                [1, 2, 1, 3, 4, 2].into_iter().zip(1..).map(|(t, s)| outcome(s, t)).collect();
-            let found = |outcomes: &Outcomes, n: usize| outcomes.find(all[n].task).map(|found| found.seq);
+        // Also where the six are parted by the end of a block.
+        for before in [0, BLOCK as u64 - 3] {
+            let mut outcomes = Outcomes::new();
+            (1..=before).for_each(|n| outcomes.push(outcome(n, 100 + n)));
+            let tasks = [1, 2, 1, 3, 4, 2].into_iter();
+            let all: Vec<Outcome> = tasks.zip(before + 1..).map(|(task, n)| outcome(n, task)).collect();
+            let found = |outcomes: &Outcomes, n: usize| outcomes.find(all[n].task).map(|it| it.seq - before);
             all.iter().for_each(|outcome| outcomes.push(*outcome));
+            (1..=before).for_each(|n| assert_eq!(outcomes.pop().unwrap().seq, n));
             assert_eq!([0, 1, 3, 4].map(|n| found(&outcomes, n)), [Some(3), Some(6), Some(4), Some(5)]);
             assert_eq!(outcomes.pop(), Some(all[0]));
             assert_eq!(outcomes.pop(), Some(all[1]));
             assert_eq!(found(&outcomes, 0), Some(3), "an older one of that task went");
             assert_eq!(outcomes.pop(), Some(all[2]));
             assert_eq!([0, 1].map(|n| found(&outcomes, n)), [None, Some(6)]);
+            assert_eq!((outcomes.first(), outcomes.last()), (Some(&all[3]), Some(&all[5])));
             assert_eq!(std::iter::from_fn(|| outcomes.pop()).count(), 3);
-            assert_eq!((outcomes.len(), outcomes.by_task.len()), (0, 0));
+            assert_eq!((outcomes.len(), outcomes.blocks.len()), (0, 0));
+            assert_eq!((outcomes.first(), outcomes.last(), found(&outcomes, 5)), (None, None, None));
         }
     }
 
     #[test]
-    fn many_are_found() {
-        let mut outcomes = Outcomes::new();
-        for n in 1..=10_000 {
+    fn many_are_found_and_few_blocks_are_kept() {
+        let (mut outcomes, count, kept) = (Outcomes::new(), 100_000, 20_000);
+        for n in 1..=count {
             outcomes.push(outcome(n, n));
-            if n > 1_000 {
+            if n > kept {
                 outcomes.pop();
             }
         }
-        for n in 1..=10_000 {
+        assert_eq!(outcomes.len() as u64, kept);
+        assert!(outcomes.blocks.len() <= kept as usize / BLOCK + 2);
+        for n in 1..=count {
             let found = outcomes.find(outcome(n, n).task).map(|found| found.seq);
-            assert_eq!(found, (n > 9_000).then_some(n));
+            assert_eq!(found, (n > count - kept).then_some(n));
         }
     }
 }
