@@ -138,7 +138,9 @@ async fn one(
 ) -> Result<()> {
     let dir = tempfile::tempdir_in(data)?;
     let running = system.start(binary, dir.path(), &options.peers).await?;
-    running.run(&Case::Latency200.plan(WARM_UP, None)?).await?;
+    if let Err(error) = running.run(&Case::Latency200.plan(WARM_UP, None)?).await {
+        eprintln!("{} while it warmed up: {error:#}", system.name());
+    }
     let mut best = None;
     for &case in cases {
         let plan = match case.plan(Duration::from_secs(options.seconds), best) {

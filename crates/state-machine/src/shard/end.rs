@@ -249,7 +249,7 @@ impl Shard {
         let (first, last) = (self.outcomes.fresh, self.counters.outcome - 1);
         self.outcomes.fresh = self.counters.outcome;
         let bytes = std::mem::take(&mut self.outcomes.fresh_bytes).0;
-        // With an empty ring all of them have gone already, and nobody would remove the record.
+        // Where none is left all of them have gone already, and nobody would remove the record.
         if !bytes.is_empty() && self.outcomes.len() > 0 {
             self.outcomes.chunks.push_back((first, last));
             self.journal.store(Table::Outcomes, first.to_be_bytes().to_vec(), Some(bytes));
