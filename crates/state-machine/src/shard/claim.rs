@@ -37,8 +37,7 @@ impl Shard {
             }
         }
         let weighted = queues.iter().any(|&(_, weight)| weight > 0);
-        let ready = queues.iter().map(|&(no, _)| self.queues[no].depth.of(StateKind::Ready));
-        let mut claimed = Vec::with_capacity(max.min(ready.sum::<u64>() as usize));
+        let mut claimed = Vec::new();
         while claimed.len() < max && !queues.is_empty() {
             let pick = if weighted { draw(at, claimed.len(), &queues) } else { 0 };
             match self.next_ready(at, queues[pick].0, effects) {
