@@ -7,7 +7,8 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use model::{GroupId, MemberId, NodeId};
-use replica::{AppendSink, Codec, Members, Replica, Result, Status};
+use replica::{AppendSink, Codec, Members, Replica, Result, Status, Word};
+use tokio::time::Instant;
 use wire::peer::PeerKind;
 
 /// Where the answers to appends go: which request, and its answer.
@@ -36,6 +37,10 @@ pub(crate) trait AnyReplica: Send + Sync {
     fn appends(&self, answer: OnAppended) -> AppendSink;
     fn node_gone(&self, node: NodeId);
     fn meet(&self, is_up: &dyn Fn(NodeId) -> bool) -> bool;
+    fn keep_quiet(&self) -> Option<(Word, Vec<MemberId>)>;
+    fn hear_word(&self, from: NodeId, word: &Word) -> bool;
+    fn word_agreed(&self, member: MemberId, word: &Word, said: Instant);
+    fn word_refused(&self);
 }
 
 /// A replica behind its common face.
@@ -120,5 +125,21 @@ impl<M: Codec> AnyReplica for Replica<M> {
 
     fn meet(&self, is_up: &dyn Fn(NodeId) -> bool) -> bool {
         Replica::meet(self, is_up)
+    }
+
+    fn keep_quiet(&self) -> Option<(Word, Vec<MemberId>)> {
+        Replica::keep_quiet(self)
+    }
+
+    fn hear_word(&self, from: NodeId, word: &Word) -> bool {
+        Replica::hear_word(self, from, word)
+    }
+
+    fn word_agreed(&self, member: MemberId, word: &Word, said: Instant) {
+        Replica::word_agreed(self, member, word, said);
+    }
+
+    fn word_refused(&self) {
+        Replica::word_refused(self);
     }
 }

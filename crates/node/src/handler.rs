@@ -21,7 +21,7 @@ use crate::inner::Inner;
 use crate::life::admin;
 use crate::life::standing::{self, Life};
 use crate::link::{Handler, Links, ReplyTo, Unheeded};
-use crate::{forward, member_peers, session_news, status};
+use crate::{forward, member_peers, quiet, session_news, status};
 
 /// Takes what comes from other nodes.
 pub(crate) struct Front {
@@ -180,6 +180,7 @@ impl Handler for Front {
             PeerKind::SessionNews => session_news::on_news(&inner, from, body),
             PeerKind::SessionAsk => reply.send(Ok(session_news::on_ask(&inner, body))),
             PeerKind::Status => status::on_status(&inner, from, body),
+            PeerKind::Quiet => reply.send(quiet::on_words(&inner, from, body)),
             PeerKind::Ask => self.spawn(reply, async move { admin::answer(&inner, body).await }),
             _ => drop(reply),
         }

@@ -42,6 +42,7 @@ mod outbox;
 mod place;
 mod policies;
 mod queues;
+mod quiet;
 mod rates;
 mod reach;
 mod registry;

@@ -40,7 +40,7 @@ use crate::route::Route;
 use crate::stats::Counters;
 use crate::status::{self, Statuses};
 use crate::taken::Return;
-use crate::{elections, follow, notices, outbox, queues, rates, reach, room, sessions, taken};
+use crate::{elections, follow, notices, outbox, queues, quiet, rates, reach, room, sessions, taken};
 
 /// Checkpoints that a node writes at once: more would be done no sooner, and would leave the work less.
 const CHECKPOINTS_AT_ONCE: usize = 1;
@@ -312,6 +312,7 @@ impl Inner {
         tasks.spawn(rates::run(self.clone()));
         tasks.spawn(reach::run(self.clone()));
         tasks.spawn(queues::run(self.clone()));
+        tasks.spawn(quiet::run(self.clone()));
         tasks.spawn(room::run(self.clone(), executor.clone()));
         tasks.spawn(status::run(self.clone(), disk, executor));
     }

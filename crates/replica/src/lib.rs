@@ -10,7 +10,8 @@
 //! Follow a command: `propose` → `log_store` → `apply` → the answer. Beside it: `pulse` when time has
 //! passed, `checkpoint` for what must outlive the log, `start` after a restart. To the other members it goes
 //! through `network` and `pipeline`, over whatever [`Peers`] is; from them it comes through `receive`. A member
-//! that lags too far gets a checkpoint (`transfer`); who is in the group is in `members`.
+//! that lags too far gets a checkpoint (`transfer`); who is in the group is in `members`. When nothing happens the
+//! group goes quiet (`quiet`).
 
 mod apply;
 mod checkpoint;
@@ -37,6 +38,7 @@ pub mod peers;
 mod pipeline;
 mod propose;
 mod pulse;
+mod quiet;
 pub mod receive;
 mod records;
 pub mod replica;
@@ -58,6 +60,7 @@ pub use members::Members;
 pub use notice::{Heard, Notice, Notices};
 pub use peers::{NoPeers, Pace, PeerAnswer, Peers, Unreached};
 pub use propose::{Applied, Piece};
+pub use quiet::{WORD_EVERY, WORD_MAX, Word};
 pub use receive::AppendSink;
 pub use replica::{MakeMachine, Replica, ReplicaConfig};
 pub use status::{Role, Status};

@@ -17,8 +17,10 @@ use wire::seal;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::mend::{self, Wanted};
+use crate::propose::Raft;
 use crate::records::{self, Found};
 use crate::replica::{LEADER_RETRY, LEADER_WAIT, Replica};
+use crate::shared::Shared;
 use crate::tables;
 use crate::type_config::{Types, node_of};
 
@@ -84,19 +86,7 @@ impl<M: Codec> Replica<M> {
         if *self.inner.stop.borrow() {
             return Err(Error::Stopped);
         }
-        // Somebody waits for the heartbeats that this takes.
-        let _waiting = Waiting::new(&self.inner.shared.reads_waiting);
-        let asked = self.inner.raft.get_read_linearizer(ReadPolicy::ReadIndex);
-        let error = match timeout(LEADER_WAIT, asked).await {
-            Ok(Ok(linearizer)) => return Ok(linearizer.read_log_id().index()),
-            Ok(Err(error)) => error,
-            Err(_) => return Err(Error::Unavailable),
-        };
-        Err(match error.into_api_error() {
-            None => Error::Stopped,
-            Some(LinearizableReadError::ForwardToLeader(forward)) => not_leader(&forward),
-            Some(LinearizableReadError::QuorumNotEnough(_)) => Error::Unavailable,
-        })
+        ask_quorum(&self.inner.shared, &self.inner.raft).await
     }
 
     /// Waits until the entry at `index` is applied here.
@@ -204,6 +194,22 @@ fn shown(kept: KeptMessage) -> Kept {
         output: kept.output,
         detail: kept.detail,
     }
+}
+
+/// Asks a quorum whether this member still leads. The index that a read must have seen.
+pub(crate) async fn ask_quorum<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> Result<u64> {
+    // Somebody waits for the heartbeats that this takes.
+    let _waiting = Waiting::new(&shared.reads_waiting);
+    let error = match timeout(LEADER_WAIT, raft.get_read_linearizer(ReadPolicy::ReadIndex)).await {
+        Ok(Ok(linearizer)) => return Ok(linearizer.read_log_id().index()),
+        Ok(Err(error)) => error,
+        Err(_) => return Err(Error::Unavailable),
+    };
+    Err(match error.into_api_error() {
+        None => Error::Stopped,
+        Some(LinearizableReadError::ForwardToLeader(forward)) => not_leader(&forward),
+        Some(LinearizableReadError::QuorumNotEnough(_)) => Error::Unavailable,
+    })
 }
 
 /// Counts those who wait, as long as it lives.

@@ -17,6 +17,7 @@ use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::look::not_leader;
 use crate::propose::Raft;
+use crate::quiet;
 use crate::replica::Replica;
 use crate::type_config::Types;
 
@@ -113,7 +114,8 @@ impl<M: Codec> Replica<M> {
     /// As leader, how long ago a quorum last answered.
     pub fn quorum_acked_age(&self) -> Option<Duration> {
         let leader = self.inner.raft.as_leader().ok()?;
-        leader.last_quorum_acked().map(|acked| acked.elapsed())
+        let agreed = self.inner.shared.quiet.agreed_age(leader.term());
+        leader.last_quorum_acked().map(|acked| acked.elapsed()).into_iter().chain(agreed).min()
     }
 
     /// Asks `member` to lead instead of this replica, which takes no new entries meanwhile. A member that is
@@ -128,6 +130,7 @@ impl<M: Codec> Replica<M> {
         if !self.can_lead(member) {
             return Err(Error::Unavailable);
         }
+        self.stir().await?;
         self.inner.raft.trigger().transfer_leader(member.bits()).await.map_err(|_| Error::Stopped)
     }
 
@@ -138,7 +141,9 @@ impl<M: Codec> Replica<M> {
         let id = member.bits();
         let votes = metrics.membership_config.membership().voter_ids().any(|voter| voter == id);
         let acked = metrics.heartbeat.as_ref().and_then(|heartbeat| *heartbeat.get(&id)?);
-        let answers = acked.is_some_and(|acked| acked.elapsed() < HANDOVER_SILENCE_MAX);
+        let agreed = self.inner.shared.quiet.agreed_age(metrics.current_term);
+        let silence = acked.map(|acked| acked.elapsed()).into_iter().chain(agreed).min();
+        let answers = silence.is_some_and(|silence| silence < HANDOVER_SILENCE_MAX);
         let matched = metrics.replication.as_ref().and_then(|all| *all.get(&id)?);
         let lag = metrics.last_log_index.unwrap_or(0).saturating_sub(matched.index().unwrap_or(0));
         votes && answers && lag <= HANDOVER_LAG_MAX
@@ -146,6 +151,7 @@ impl<M: Codec> Replica<M> {
 
     /// Adds a member without a vote. As leader; does not wait until it has caught up.
     pub async fn add_learner(&self, member: MemberId, address: &str) -> Result<()> {
+        self.stir().await?;
         let node = BasicNode::new(address);
         let added = self.inner.raft.add_learner(member.bits(), node, false);
         self.changed(timeout(CHANGE_WAIT, added).await.map(|added| added.map(drop)))
@@ -196,8 +202,14 @@ impl<M: Codec> Replica<M> {
 
     /// One change, through a joint set of voters if they change. Voters that lose their vote stay as learners.
     async fn change(&self, change: ChangeMembers<u64, BasicNode>) -> Result<()> {
+        self.stir().await?;
         let changed = self.inner.raft.change_membership(change, true);
         self.changed(timeout(CHANGE_WAIT, changed).await.map(|changed| changed.map(drop)))
+    }
+
+    /// A quiet leader may write again.
+    async fn stir(&self) -> Result<()> {
+        quiet::stir(&self.inner.shared, &self.inner.raft).await
     }
 
     fn changed<E>(

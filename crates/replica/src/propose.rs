@@ -19,11 +19,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::apply::Replies;
-use crate::clock::Stamper;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::look::not_leader;
 use crate::machine_store::MachineStore;
+use crate::quiet::{self, Quiet};
 use crate::shared::Shared;
 use crate::type_config::{EntryBytes, OnDone, Types};
 
@@ -402,7 +402,7 @@ async fn make_entries<M: Codec>(
                 biased;
                 permit = room.clone().acquire_many_owned(share) => break permit.expect("nobody closes this semaphore"),
                 // Entries that no quorum takes may stay for ever; what waits behind them need not.
-                () = sleep(LEADER_LOOK) => if let Some(error) = refusal(raft) { gatherer.refuse_waiting(&error) },
+                () = sleep(LEADER_LOOK) => if let Some(error) = refusal(raft, &shared.quiet) { gatherer.refuse_waiting(&error) },
             }
         };
         let about = last + gatherer.waiting();
@@ -412,7 +412,7 @@ async fn make_entries<M: Codec>(
         let parts = gatherer.gather();
         crowd = Crowd { calls: parts.len(), made: Instant::now() };
         if !parts.is_empty() {
-            propose(raft, &shared.stamper, parts, permit).await;
+            propose(raft, shared, parts, permit).await;
         }
     }
     let _all = room.acquire_many(ENTRIES_IN_FLIGHT_MAX as u32).await;
@@ -424,31 +424,36 @@ fn is_alone<M: Codec>(raft: &Raft<M>) -> bool {
 }
 
 /// Why nothing can become an entry now: another leads, or this one has lost its quorum.
-fn refusal<M: Codec>(raft: &Raft<M>) -> Option<Error> {
+fn refusal<M: Codec>(raft: &Raft<M>, quiet: &Quiet) -> Option<Error> {
     let leader = match raft.as_leader() {
         Ok(leader) => leader,
         Err(forward) => return Some(not_leader(&forward)),
     };
-    let silence = leader.last_quorum_acked()?.elapsed();
-    let is_lost = silence > QUORUM_SILENCE_MAX && !is_alone(raft);
+    let is_long = |silence: Duration| silence > QUORUM_SILENCE_MAX;
+    let is_lost = is_long(leader.last_quorum_acked()?.elapsed())
+        && !is_alone(raft)
+        && quiet.agreed_age(leader.term()).is_none_or(is_long);
     is_lost.then_some(Error::Unavailable)
 }
 
 /// One entry, if this node leads.
 async fn propose<M: Codec>(
     raft: &Raft<M>,
-    stamper: &Stamper,
+    shared: &Shared<M>,
     parts: Vec<Part<M::Reply>>,
     permit: OwnedSemaphorePermit,
 ) {
-    if let Some(error) = refusal(raft) {
+    if let Some(error) = refusal(raft, &shared.quiet) {
+        return refuse(parts, &error);
+    }
+    if let Err(error) = quiet::stir(shared, raft).await {
         return refuse(parts, &error);
     }
     let term = match raft.as_leader() {
         Ok(leader) => leader.term(),
         Err(forward) => return refuse(parts, &not_leader(&forward)),
     };
-    let stamps = stamper.now(term);
+    let stamps = shared.stamper.now(term);
     let bytes = wire::entry::assemble(stamps.elapsed, stamps.wall, parts.iter().map(|part| &part.bytes[..]));
     let done = OnDone { room: Some(permit), done: Box::new(move |result| finish(parts, result)) };
     // With this leader or not at all: the stamps are of its term.

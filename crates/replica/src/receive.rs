@@ -14,7 +14,7 @@ use model::{Elapsed, MemberId, NodeId};
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::{
     AppendEntriesRequest, StreamAppendError, StreamAppendResult, TransferLeaderError, TransferLeaderRequest,
-    VoteRequest,
+    VoteRequest, VoteResponse,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -258,7 +258,10 @@ impl<M: Codec> Replica<M> {
                 PeerKind::PreVote => {
                     pre_vote(&shared, &raft, decode(body)?).await.map(|answer| encode(&answer))
                 }
-                PeerKind::Transfer => hand_over(&raft, decode(body)?).await.map(|answer| encode(&answer)),
+                PeerKind::Transfer => {
+                    shared.quiet.disturb(&raft);
+                    hand_over(&raft, decode(body)?).await.map(|answer| encode(&answer))
+                }
                 PeerKind::Snapshot => {
                     let step: SnapshotStep = decode(body)?;
                     transfer::take(shared, raft, step).await.map(|answer| encode(&answer))
@@ -287,13 +290,31 @@ fn other_leader<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> Option<NodeId> 
     leader.filter(|leader| *leader != shared.member.node())
 }
 
+/// Whether this member of a quiet group may vote for nobody, though its engine has heard nothing for long. Somebody
+/// does not hear the leader: it is quiet no more.
+fn is_promised<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> bool {
+    let is_promised = shared.quiet.is_promised(raft.server_metrics().borrow_watched().vote.leader_id.term);
+    shared.quiet.disturb(raft);
+    is_promised
+}
+
+fn refused<M: Codec>(raft: &Raft<M>) -> VoteResponse<Types> {
+    let vote = raft.server_metrics().borrow_watched().vote;
+    let last = raft.data_metrics().borrow_watched().last_log;
+    VoteResponse::new(vote, last, false)
+}
+
 async fn vote<M: Codec>(shared: &Shared<M>, raft: &Raft<M>, ask: VoteAsk) -> Result<VoteAnswer> {
     let mut request = vote_request(ask)?;
     let leader = other_leader(shared, raft);
     let is_gone = || leader.is_some_and(|leader| shared.peers.is_gone(leader));
     // The engine would wait until the leader has been silent for long enough; it is known to be gone.
     request.leadership_transfer |= is_gone();
-    let mut answer = raft.vote(request.clone()).await.map_err(|_| Error::Stopped)?;
+    let is_promised = is_promised(shared, raft);
+    let mut answer = match is_promised && !request.leadership_transfer {
+        true => refused(raft),
+        false => raft.vote(request.clone()).await.map_err(|_| Error::Stopped)?,
+    };
     if !answer.vote_granted && !request.leadership_transfer && leader.is_some() {
         // Whoever asks may have seen it a moment before this node does.
         sleep(GONE_WAIT).await;
@@ -312,7 +333,9 @@ async fn vote<M: Codec>(shared: &Shared<M>, raft: &Raft<M>, ask: VoteAsk) -> Res
 async fn pre_vote<M: Codec>(shared: &Shared<M>, raft: &Raft<M>, ask: VoteAsk) -> Result<VoteAnswer> {
     let request = vote_request(ask)?;
     let leader = other_leader(shared, raft);
+    let is_promised = is_promised(shared, raft);
     let mut answer = raft.pre_vote(request.clone()).await.map_err(|_| Error::Stopped)?;
+    answer.vote_granted &= !is_promised;
     // As `vote` would: a leader that is known to be gone does not stand in the way.
     let is_newer = request.vote.leader_id.term > answer.vote.leader_id.term;
     let has_all = request.last_log_id >= answer.last_log_id;

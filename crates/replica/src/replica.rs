@@ -301,7 +301,10 @@ impl<M: Codec> Replica<M> {
             leader: metrics.current_leader.map(MemberId::from_bits),
             voted_for: shared.teller.own_vote(metrics.current_term),
             heard: match metrics.state {
-                ServerState::Leader => metrics.last_quorum_acked.map(|acked| acked.elapsed()),
+                ServerState::Leader => {
+                    let acked = metrics.last_quorum_acked.map(|acked| acked.elapsed());
+                    acked.into_iter().chain(shared.quiet.agreed_age(metrics.current_term)).min()
+                }
                 _ => shared.heard(),
             },
             voters: core.membership.voter_ids().map(MemberId::from_bits).collect(),

@@ -23,6 +23,7 @@ use crate::notice::Heard;
 use crate::offload::Offload;
 use crate::peers::Peers;
 use crate::propose::Piece;
+use crate::quiet::Quiet;
 use crate::replica::{MakeMachine, ReplicaConfig};
 use crate::transfer::{Incoming, Spool};
 use crate::type_config::{LogId, StoredMembership};
@@ -98,6 +99,8 @@ pub(crate) struct Shared<M> {
     /// Records that were mended, so that a file made before is told from one made after.
     pub(crate) mends: AtomicU64,
     pub(crate) mending: Mending,
+    /// Whether its group is quiet.
+    pub(crate) quiet: Quiet,
     /// Rings when the next due time moved.
     pub(crate) due_moved: Notify,
     stall_max_us: AtomicU64,
@@ -154,6 +157,7 @@ impl<M: Machine> Shared<M> {
             stamper,
             notices: broadcast::channel(notices_max).0,
             applied: Notify::new(),
+            quiet: Quiet::default(),
             due_moved: Notify::new(),
             stall_max_us: AtomicU64::new(0),
         }

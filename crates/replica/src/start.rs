@@ -31,7 +31,7 @@ use crate::type_config::{Membership, StoredMembership, log_id_from_message, memb
 /// Beats between members; an election begins when they stay out for a few of them.
 const HEARTBEAT_MS: u64 = 200;
 const ELECTION_MS_MIN: u64 = 400;
-const ELECTION_MS_MAX: u64 = 800;
+pub(crate) const ELECTION_MS_MAX: u64 = 800;
 /// More entries than there are: the engine never lets go of the log by itself, `checkpoint` tells it to.
 const KEEP_ALL: u64 = u64::MAX / 2;
 

@@ -16,6 +16,7 @@ pub mod life;
 pub mod new_task;
 pub mod peer;
 mod quick;
+pub mod quiet;
 pub mod raft;
 mod rejection;
 pub mod reply;

@@ -61,6 +61,8 @@ pub enum PeerKind {
     Status = 33,
     /// What a person asks of a group's leader.
     Ask = 34,
+    /// What a leader says of its groups in which nothing happens.
+    Quiet = 35,
 }
 
 impl PeerKind {
@@ -83,6 +85,7 @@ impl PeerKind {
             32 => PeerKind::Join,
             33 => PeerKind::Status,
             34 => PeerKind::Ask,
+            35 => PeerKind::Quiet,
             _ => return None,
         })
     }

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod net;
+mod quiet;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

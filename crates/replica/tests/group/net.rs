@@ -12,9 +12,11 @@ use model::{Command, GroupId, MemberId, NodeId};
 use parking_lot::Mutex;
 use replica::{
     AppendSink, Applied, Error, Pace, PeerAnswer, Peers, Replica, ReplicaConfig, SystemClock, Unreached,
+    WORD_EVERY,
 };
 use storage::{CheckpointStore, Disk, Log, LogOptions, MemDisk, ThreadExecutor, checkpoint_path};
 use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use wire::peer::PeerKind;
 
@@ -83,6 +85,22 @@ impl Net {
         let nodes = self.nodes.lock();
         let node = nodes.get(&to).filter(|_| !self.cuts.lock().contains(&pair));
         node.cloned().ok_or_else(|| Unreached(format!("node {to} is not reached from {from}")))
+    }
+
+    /// What leaders say of groups in which nothing happens goes to all who are reached, as nodes carry it.
+    fn carry_words(&self) {
+        let nodes: Vec<_> =
+            self.nodes.lock().iter().map(|(node, reached)| (*node, reached.clone())).collect();
+        for (node, from) in nodes {
+            let Some((word, members)) = from.replica.keep_quiet() else { continue };
+            for member in members {
+                let Ok(to) = self.reach(node, member.node()) else { continue };
+                match to.replica.hear_word(node, &word) {
+                    true => from.replica.word_agreed(member, &word, Instant::now()),
+                    false => from.replica.word_refused(),
+                }
+            }
+        }
     }
 
     pub(crate) fn cut(&self, one: u64, other: u64) {
@@ -246,6 +264,34 @@ impl Cluster {
             self.net.nodes.lock().remove(&NodeId(node));
             one.replica.stop().await.unwrap();
             one.log.close().unwrap();
+        }
+    }
+
+    /// Lets groups in which nothing happens go quiet, and waits until this one is. Until what is returned is dropped.
+    pub(crate) async fn quiet(&self) -> JoinSet<()> {
+        let net = self.net.clone();
+        let mut carrier = JoinSet::new();
+        carrier.spawn(async move {
+            loop {
+                net.carry_words();
+                sleep(WORD_EVERY).await;
+            }
+        });
+        self.falls_quiet().await;
+        carrier
+    }
+
+    /// Waits until there are no heartbeats for several times their interval.
+    pub(crate) async fn falls_quiet(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        let appends = || self.net.appends.load(Ordering::Relaxed);
+        loop {
+            let before = appends();
+            sleep(Duration::from_secs(1)).await;
+            if appends() == before {
+                return;
+            }
+            assert!(Instant::now() < deadline, "it is not quiet: {:?}", self.statuses());
         }
     }
 
