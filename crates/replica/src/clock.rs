@@ -99,10 +99,10 @@ struct Told {
 
 impl Told {
     /// A leader of `term` has counted so far. What an older one says counts no more: it may have gone on counting
-    /// while nobody followed it.
+    /// while nobody followed it. What it said before still does until the new one has begun, which says 0 till then.
     fn hear(&mut self, term: u64, elapsed: u64) {
         if term > self.term {
-            *self = Told { term, elapsed };
+            *self = Told { term, elapsed: if elapsed == 0 { self.elapsed } else { elapsed } };
         } else if term == self.term {
             self.elapsed = self.elapsed.max(elapsed);
         }
@@ -225,6 +225,8 @@ mod tests {
             ("nothing was said", &[][..], (1, 5_000), 5_000),
             ("idle since the last entry", &[(1, 9_000), (1, 35_000)], (1, 5_000), 35_000),
             ("the last leader began behind the one before", &[(1, 35_000), (2, 6_000)], (2, 5_500), 6_000),
+            ("the next one has not begun to count", &[(1, 35_000), (2, 0)], (1, 5_000), 35_000),
+            ("nor has the one after that", &[(1, 35_000), (2, 0), (3, 0), (1, 36_000)], (1, 5_000), 35_000),
             ("one that was deposed goes on", &[(2, 6_000), (1, 36_000)], (2, 5_500), 6_000),
             ("its entries came with a checkpoint", &[(1, 35_000)], (2, 6_500), 6_500),
             ("a message came late", &[(2, 7_000), (2, 6_000)], (2, 5_500), 7_000),
@@ -237,11 +239,11 @@ mod tests {
             }
             let (term, elapsed) = applied;
             stamper.applied(term, (Elapsed(elapsed), WallTime::default()));
-            assert_eq!(stamper.counted(3), Elapsed(0), "{what}: it has not begun");
-            assert_eq!(stamper.now(3).elapsed, Elapsed(expected), "{what}");
+            assert_eq!(stamper.counted(4), Elapsed(0), "{what}: it has not begun");
+            assert_eq!(stamper.now(4).elapsed, Elapsed(expected), "{what}");
             clock.set(70_250, 0);
-            assert_eq!(stamper.counted(3), Elapsed(expected + 250), "{what}");
-            assert_eq!(stamper.counted(2), Elapsed(0), "{what}: not its term any more");
+            assert_eq!(stamper.counted(4), Elapsed(expected + 250), "{what}");
+            assert_eq!(stamper.counted(3), Elapsed(0), "{what}: not its term any more");
         }
     }
 
