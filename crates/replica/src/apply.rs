@@ -95,7 +95,11 @@ fn decode<M: Codec>(bytes: Bytes, index: u64) -> io::Result<Batch<M::Command>> {
         return Err(malformed(Malformed::Value("kind of entry")));
     };
     let at = Position { index, n: 0, elapsed: entry.elapsed(), wall: entry.wall() };
-    let commands = entry.commands.into_iter().map(M::decode).collect::<Result<_, _>>().map_err(malformed)?;
+    // A collection of results knows no length, and would move what it has again and again.
+    let mut commands = Vec::with_capacity(entry.commands.len());
+    for command in entry.commands {
+        commands.push(M::decode(command).map_err(malformed)?);
+    }
     Ok(Batch { at, bytes: len, commands })
 }
 
@@ -113,7 +117,8 @@ fn apply_batch<M: Codec>(
 ) -> (Answers<M::Reply>, News) {
     let tells = shared.notices.receiver_count() > 0;
     let mut told = Vec::new();
-    let mut results = Vec::with_capacity(batch.commands.len());
+    // Only the proposer has somebody to answer.
+    let mut results = Vec::with_capacity(if is_proposed_here { batch.commands.len() } else { 0 });
     let mut guard = shared.lock();
     let core = &mut *guard;
     let mut effects = std::mem::take(&mut core.effects);
@@ -122,7 +127,10 @@ fn apply_batch<M: Codec>(
     core.keep.foresee(&slots);
     for (n, command) in batch.commands.into_iter().enumerate() {
         let at = Position { n: n as u32, ..batch.at };
-        results.push(core.machine.apply(at, command, &mut effects));
+        let result = core.machine.apply(at, command, &mut effects);
+        if is_proposed_here {
+            results.push(result);
+        }
         if tells {
             told.reserve(effects.as_slice().iter().filter(|effect| is_told(effect)).count());
         }
