@@ -57,8 +57,6 @@ impl<M: Codec> Replica<M> {
             voters.into_iter().filter(|member| *member == self.member() || is_left(member)).collect();
         let Some(turn) = turn(&left, self.group(), self.member()) else { return };
         tracing::info!(group = %self.group(), leader = %gone.0, term = gone.1, turn, "the leader is gone");
-        // Should all turns be in vain, the engine's clock goes on.
-        self.inner.shared.quiet.disturb(&self.inner.raft);
         let raft = self.inner.raft.clone();
         // None while somebody asks for votes, or another when somebody has got them.
         let is_replaced = move || members::leader(&raft).is_some_and(|leader| leader != gone);

@@ -203,8 +203,12 @@ pub(crate) async fn ask_quorum<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> 
     let error = match timeout(LEADER_WAIT, raft.get_read_linearizer(ReadPolicy::ReadIndex)).await {
         Ok(Ok(linearizer)) => return Ok(linearizer.read_log_id().index()),
         Ok(Err(error)) => error,
-        Err(_) => return Err(Error::Unavailable),
+        Err(_) => {
+            shared.quiet.disturb(raft);
+            return Err(Error::Unavailable);
+        }
     };
+    shared.quiet.disturb(raft);
     Err(match error.into_api_error() {
         None => Error::Stopped,
         Some(LinearizableReadError::ForwardToLeader(forward)) => not_leader(&forward),

@@ -121,16 +121,22 @@ impl<M: Codec> Replica<M> {
     /// Asks `member` to lead instead of this replica, which takes no new entries meanwhile. A member that is
     /// silent or far behind is not asked ([`Error::Unavailable`]). Whoever asks watches [`Replica::leader_changed`]; if it fails, somebody is elected as after a crash.
     pub async fn transfer_to(&self, member: MemberId) -> Result<()> {
-        if let Err(forward) = self.inner.raft.as_leader() {
-            return Err(not_leader(&forward));
-        }
+        let term = match self.inner.raft.as_leader() {
+            Ok(leader) => leader.term(),
+            Err(forward) => return Err(not_leader(&forward)),
+        };
         if member == self.member() {
             return Ok(());
         }
         if !self.can_lead(member) {
             return Err(Error::Unavailable);
         }
-        self.stir().await?;
+        match self.stir().await {
+            // It was asked before, and does not lead yet.
+            Err(Error::NotLeader { leader }) if leader == Some(member.node()) && self.leads() => {}
+            stirred => stirred?,
+        }
+        self.inner.shared.quiet.hands_over(term);
         self.inner.raft.trigger().transfer_leader(member.bits()).await.map_err(|_| Error::Stopped)
     }
 

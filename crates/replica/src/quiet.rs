@@ -46,7 +46,7 @@ pub struct Word {
     pub group: GroupId,
     /// The term in which it leads.
     pub term: u64,
-    /// The last entry: everybody has it, and has applied it.
+    /// The last entry: everybody has it, and the leader has applied it.
     pub last: u64,
     /// How far it has counted.
     pub elapsed: Elapsed,
@@ -80,6 +80,8 @@ struct State {
     /// In this term: when the leader last said it; on the leader, when the oldest of the words was said at a moment when
     /// all counted.
     agreed: Option<(u64, Instant)>,
+    /// The term in which this leader asked another to lead: it takes no entries any more, whatever became of that.
+    handed_over: Option<u64>,
 }
 
 impl State {
@@ -131,9 +133,24 @@ impl Quiet {
         (of == term).then(|| agreed.elapsed())
     }
 
-    /// Whether this member has promised the leader of `term` to vote for nobody else.
-    pub(crate) fn is_promised(&self, term: u64) -> bool {
-        self.agreed_age(term).is_some_and(|age| age <= PROMISE_MAX)
+    /// Somebody asks for a vote against the leader of `term`. Whether this member may not give it: it has promised that, or
+    /// is that leader. Then it does not agree to the next word, so that the leader is heard by all; else its engine's
+    /// clock goes on, as whoever asks may be right.
+    pub(crate) fn is_promised<M: Codec>(&self, raft: &Raft<M>, me: MemberId, term: u64) -> bool {
+        let mut state = self.state.lock();
+        let is_leader = state.is_off && state.calm.is_some_and(|calm| calm.leader == me);
+        let is_recent = |(of, agreed): (u64, Instant)| of == term && agreed.elapsed() <= PROMISE_MAX;
+        let is_promised = is_leader || state.agreed.is_some_and(is_recent);
+        self.is_stirred.store(true, Ordering::Relaxed);
+        if !is_promised {
+            self.set_off(&mut state, raft, false);
+        }
+        is_promised
+    }
+
+    /// This leader of `term` asks another to lead.
+    pub(crate) fn hands_over(&self, term: u64) {
+        self.state.lock().handed_over = Some(term);
     }
 
     /// Something happens that the others must hear of: no word of this member's counts until it has.
@@ -148,9 +165,9 @@ impl Quiet {
         }
         state.is_off = is_off;
         raft.runtime_config().tick(!is_off);
-        let leads = raft.server_metrics().borrow_watched().state == ServerState::Leader;
-        if leads && !is_off {
-            // The others wait for it from now on.
+        if !is_off {
+            // If this member leads, the others wait for it from now on. The metrics, which know, have a lock that the engine
+            // may be waiting for.
             let raft = raft.clone();
             tokio::spawn(async move { drop(raft.trigger().heartbeat().await) });
         }
@@ -159,17 +176,12 @@ impl Quiet {
 
 /// An entry is about to be proposed: it is quiet no more, and a lease that is old is made anew.
 pub(crate) async fn stir<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> Result<()> {
-    let quiet = &shared.quiet;
-    quiet.is_stirred.store(true, Ordering::Relaxed);
+    shared.quiet.is_stirred.store(true, Ordering::Relaxed);
     let is_old = || Some(raft.as_leader().ok()?.last_quorum_acked()?.elapsed() >= LEASE_OLD);
     if !is_old().unwrap_or(false) || raft.voter_ids().nth(1).is_none() {
         return Ok(());
     }
-    let begun = Instant::now();
-    ask_quorum(shared, raft).await?;
-    let term = raft.server_metrics().borrow_watched().vote.leader_id.term;
-    quiet.state.lock().agreed = Some((term, begun));
-    Ok(())
+    ask_quorum(shared, raft).await.map(drop)
 }
 
 /// How a group looks in which nothing is under way, and who else is in it; nothing when something is.
@@ -209,21 +221,18 @@ impl<M: Codec> Replica<M> {
         let seen = look(raft, me).filter(|_| !*self.inner.stop.borrow());
         let leads = seen.as_ref().is_some_and(|(calm, _)| calm.leader == me);
         let mut state = quiet.state.lock();
+        let seen = seen.filter(|(calm, _)| !leads || state.handed_over != Some(calm.term));
         match seen {
             Some((calm, others)) if leads => state.see(Some(calm), others, now),
             Some((calm, _)) => state.see(Some(calm), [calm.leader], now),
             None => state.see(None, [], now),
         }
-        // A member keeps it until its leader has heard that it does not agree.
-        let is_stirred = match leads {
-            true => quiet.is_stirred.swap(false, Ordering::Relaxed),
-            false => quiet.is_stirred.load(Ordering::Relaxed),
-        };
-        if is_stirred {
+        // Others keep it until the leader has heard that they do not agree.
+        if leads && quiet.is_stirred.swap(false, Ordering::Relaxed) {
             state.disturb(now);
         }
         let is_still = !leads || state.is_still(now);
-        let is_off = is_still && !is_stirred && state.is_promised(now);
+        let is_off = is_still && state.is_promised(now);
         if let (true, true, Some(calm)) = (is_off, leads, state.calm) {
             state.agreed = Some((calm.term, state.oldest_word().unwrap_or(now)));
         }

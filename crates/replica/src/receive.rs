@@ -290,12 +290,10 @@ fn other_leader<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> Option<NodeId> 
     leader.filter(|leader| *leader != shared.member.node())
 }
 
-/// Whether this member of a quiet group may vote for nobody, though its engine has heard nothing for long. Somebody
-/// does not hear the leader: it is quiet no more.
+/// Whether this member of a quiet group may vote for nobody, though its engine has heard nothing for long.
 fn is_promised<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> bool {
-    let is_promised = shared.quiet.is_promised(raft.server_metrics().borrow_watched().vote.leader_id.term);
-    shared.quiet.disturb(raft);
-    is_promised
+    let term = raft.server_metrics().borrow_watched().vote.leader_id.term;
+    shared.quiet.is_promised(raft, shared.member, term)
 }
 
 fn refused<M: Codec>(raft: &Raft<M>) -> VoteResponse<Types> {

@@ -87,18 +87,15 @@ impl Net {
         node.cloned().ok_or_else(|| Unreached(format!("node {to} is not reached from {from}")))
     }
 
-    /// What leaders say of groups in which nothing happens goes to all who are reached, as nodes carry it.
-    fn carry_words(&self) {
-        let nodes: Vec<_> =
-            self.nodes.lock().iter().map(|(node, reached)| (*node, reached.clone())).collect();
-        for (node, from) in nodes {
-            let Some((word, members)) = from.replica.keep_quiet() else { continue };
-            for member in members {
-                let Ok(to) = self.reach(node, member.node()) else { continue };
-                match to.replica.hear_word(node, &word) {
-                    true => from.replica.word_agreed(member, &word, Instant::now()),
-                    false => from.replica.word_refused(),
-                }
+    /// What a leader says of its group in which nothing happens goes to all who are reached, as nodes carry it.
+    fn carry_words(&self, node: NodeId) {
+        let Some(from) = self.nodes.lock().get(&node).cloned() else { return };
+        let Some((word, members)) = from.replica.keep_quiet() else { return };
+        for member in members {
+            let Ok(to) = self.reach(node, member.node()) else { continue };
+            match to.replica.hear_word(node, &word) {
+                true => from.replica.word_agreed(member, &word, Instant::now()),
+                false => from.replica.word_refused(),
             }
         }
     }
@@ -269,16 +266,20 @@ impl Cluster {
 
     /// Lets groups in which nothing happens go quiet, and waits until this one is. Until what is returned is dropped.
     pub(crate) async fn quiet(&self) -> JoinSet<()> {
-        let net = self.net.clone();
-        let mut carrier = JoinSet::new();
-        carrier.spawn(async move {
-            loop {
-                net.carry_words();
-                sleep(WORD_EVERY).await;
-            }
-        });
+        let mut carriers = JoinSet::new();
+        for node in self.nodes.keys() {
+            let (net, node) = (self.net.clone(), NodeId(*node));
+            carriers.spawn(async move {
+                // Not all at once.
+                sleep(WORD_EVERY * (node.0 % 3) as u32 / 3).await;
+                loop {
+                    net.carry_words(node);
+                    sleep(WORD_EVERY).await;
+                }
+            });
+        }
         self.falls_quiet().await;
-        carrier
+        carriers
     }
 
     /// Waits until there are no heartbeats for several times their interval.

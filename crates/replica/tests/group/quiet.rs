@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use state_machine::Machine as _;
+
 use super::*;
 
 fn term(cluster: &Cluster, node: u64) -> u64 {
@@ -36,11 +38,17 @@ async fn a_group_in_which_nothing_happens_is_quiet_and_works_at_once_when_someth
 async fn a_quiet_leader_that_is_lost_without_a_word_is_replaced() {
     let mut cluster = Cluster::new(3, usual).await;
     cluster.propose(&tasks(0..10)).await;
-    let carrier = cluster.quiet().await;
+    let counted = |node: u64| cluster.replica(node).read_stale(|toy| toy.stamps().0);
     let leader = cluster.leader().await;
+    let (before, carrier) = (counted(leader), cluster.quiet().await);
+    sleep(Duration::from_secs(4)).await;
     cluster.kill(leader, 1);
-    assert_ne!(cluster.leader().await, leader);
+    let next = cluster.leader().await;
+    assert_ne!(next, leader);
     cluster.propose(&tasks(10..20)).await;
+    // By its words alone the lost one has told how far it counted: 2 s until it was quiet, and all the time since.
+    let after = cluster.replica(next).read_stale(|toy| toy.stamps().0);
+    assert!(after.since(before) >= Millis::secs(5), "{before:?} and {after:?}");
     // With one member away it is not quiet, and it is again once that one is back.
     cluster.start(leader).await;
     cluster.same_everywhere().await;
