@@ -61,8 +61,8 @@ struct Calm {
 }
 
 /// Whether a group is quiet, as one member sees it.
-#[derive(Default)]
 pub(crate) struct Quiet {
+    group: GroupId,
     /// Something happened, or is about to, since the last look.
     is_stirred: AtomicBool,
     state: Mutex<State>,
@@ -127,6 +127,10 @@ impl State {
 }
 
 impl Quiet {
+    pub(crate) fn new(group: GroupId) -> Quiet {
+        Quiet { group, is_stirred: AtomicBool::new(false), state: Mutex::default() }
+    }
+
     /// How long ago leader and members were of one mind in this term: what it was when it was told.
     pub(crate) fn agreed_age(&self, term: u64) -> Option<Duration> {
         let (of, agreed) = self.state.lock().agreed?;
@@ -164,6 +168,7 @@ impl Quiet {
             return;
         }
         state.is_off = is_off;
+        tracing::debug!(group = %self.group, is_off, "quiet");
         raft.runtime_config().tick(!is_off);
         if !is_off {
             // If this member leads, the others wait for it from now on. The metrics, which know, have a lock that the engine

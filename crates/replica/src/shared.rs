@@ -157,7 +157,7 @@ impl<M: Machine> Shared<M> {
             stamper,
             notices: broadcast::channel(notices_max).0,
             applied: Notify::new(),
-            quiet: Quiet::default(),
+            quiet: Quiet::new(config.group),
             due_moved: Notify::new(),
             stall_max_us: AtomicU64::new(0),
         }
