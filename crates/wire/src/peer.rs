@@ -442,7 +442,7 @@ mod tests {
     #[test]
     fn every_kind_comes_back_from_its_number() {
         let kinds: Vec<PeerKind> = (0..=u8::MAX).filter_map(PeerKind::from_number).collect();
-        assert_eq!(kinds.len(), 16);
+        assert_eq!(kinds.len(), 17);
         assert!(kinds.iter().all(|kind| PeerKind::from_number(*kind as u8) == Some(*kind)));
     }
 }
