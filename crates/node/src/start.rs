@@ -111,6 +111,8 @@ impl Node {
             }
         };
         let (inner, returned) = inner(config, life, held, opened, outside, lock);
+        // Before words of others are taken: nobody else starts again what they stop.
+        inner.tasks.spawn(quiet::run(inner.clone()));
         inner.outside.front.started(&inner);
         inner.deliver_settings().await;
         inner.run(returned, opening.disk, executor);
@@ -312,7 +314,6 @@ impl Inner {
         tasks.spawn(rates::run(self.clone()));
         tasks.spawn(reach::run(self.clone()));
         tasks.spawn(queues::run(self.clone()));
-        tasks.spawn(quiet::run(self.clone()));
         tasks.spawn(room::run(self.clone(), executor.clone()));
         tasks.spawn(status::run(self.clone(), disk, executor));
     }

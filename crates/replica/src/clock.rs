@@ -93,18 +93,24 @@ struct Base {
 /// never early.
 #[derive(Default)]
 struct Told {
+    /// The last term that was heard of.
     term: u64,
+    /// The count, and whose it is.
     elapsed: u64,
+    elapsed_of: u64,
 }
 
 impl Told {
-    /// A leader of `term` has counted so far. What an older one says counts no more: it may have gone on counting
-    /// while nobody followed it. What it said before still does until the new one has begun, which says 0 till then.
+    /// A leader of `term` has counted so far; 0 until it has begun, and till then the count of the one before stands. What an
+    /// older one says counts no more: it may have gone on counting while nobody followed it.
     fn hear(&mut self, term: u64, elapsed: u64) {
-        if term > self.term {
-            *self = Told { term, elapsed: if elapsed == 0 { self.elapsed } else { elapsed } };
-        } else if term == self.term {
-            self.elapsed = self.elapsed.max(elapsed);
+        if term < self.term {
+            return;
+        }
+        self.term = term;
+        if elapsed > 0 {
+            self.elapsed = if term > self.elapsed_of { elapsed } else { self.elapsed.max(elapsed) };
+            self.elapsed_of = term;
         }
     }
 }
@@ -227,6 +233,7 @@ mod tests {
             ("the last leader began behind the one before", &[(1, 35_000), (2, 6_000)], (2, 5_500), 6_000),
             ("the next one has not begun to count", &[(1, 35_000), (2, 0)], (1, 5_000), 35_000),
             ("nor has the one after that", &[(1, 35_000), (2, 0), (3, 0), (1, 36_000)], (1, 5_000), 35_000),
+            ("it began behind, later", &[(1, 35_000), (2, 0), (2, 6_000)], (2, 5_500), 6_000),
             ("one that was deposed goes on", &[(2, 6_000), (1, 36_000)], (2, 5_500), 6_000),
             ("its entries came with a checkpoint", &[(1, 35_000)], (2, 6_500), 6_500),
             ("a message came late", &[(2, 7_000), (2, 6_000)], (2, 5_500), 7_000),

@@ -202,18 +202,18 @@ pub(crate) async fn ask_quorum<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> 
     let _waiting = Waiting::new(&shared.reads_waiting);
     let error = match timeout(LEADER_WAIT, raft.get_read_linearizer(ReadPolicy::ReadIndex)).await {
         Ok(Ok(linearizer)) => return Ok(linearizer.read_log_id().index()),
-        Ok(Err(error)) => error,
-        Err(_) => {
-            shared.quiet.disturb(raft);
-            return Err(Error::Unavailable);
-        }
+        Ok(Err(error)) => match error.into_api_error() {
+            None => Error::Stopped,
+            Some(LinearizableReadError::ForwardToLeader(forward)) => not_leader(&forward),
+            Some(LinearizableReadError::QuorumNotEnough(_)) => Error::Unavailable,
+        },
+        Err(_) => Error::Unavailable,
     };
-    shared.quiet.disturb(raft);
-    Err(match error.into_api_error() {
-        None => Error::Stopped,
-        Some(LinearizableReadError::ForwardToLeader(forward)) => not_leader(&forward),
-        Some(LinearizableReadError::QuorumNotEnough(_)) => Error::Unavailable,
-    })
+    if matches!(error, Error::Unavailable) {
+        // The quorum does not answer, or this engine does not: the others must not wait for its words.
+        shared.quiet.disturb(raft);
+    }
+    Err(error)
 }
 
 /// Counts those who wait, as long as it lives.

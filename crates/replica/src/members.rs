@@ -111,13 +111,6 @@ impl<M: Codec> Replica<M> {
         replication.map(|(id, matched)| (MemberId::from_bits(*id), matched.index().unwrap_or(0))).collect()
     }
 
-    /// As leader, how long ago a quorum last answered.
-    pub fn quorum_acked_age(&self) -> Option<Duration> {
-        let leader = self.inner.raft.as_leader().ok()?;
-        let agreed = self.inner.shared.quiet.agreed_age(leader.term());
-        leader.last_quorum_acked().map(|acked| acked.elapsed()).into_iter().chain(agreed).min()
-    }
-
     /// Asks `member` to lead instead of this replica, which takes no new entries meanwhile. A member that is
     /// silent or far behind is not asked ([`Error::Unavailable`]). Whoever asks watches [`Replica::leader_changed`]; if it fails, somebody is elected as after a crash.
     pub async fn transfer_to(&self, member: MemberId) -> Result<()> {
@@ -132,8 +125,8 @@ impl<M: Codec> Replica<M> {
             return Err(Error::Unavailable);
         }
         match self.stir().await {
-            // It was asked before, and does not lead yet.
-            Err(Error::NotLeader { leader }) if leader == Some(member.node()) && self.leads() => {}
+            // Somebody was asked before, and does not lead yet.
+            Err(Error::NotLeader { .. }) if self.leads() => {}
             stirred => stirred?,
         }
         self.inner.shared.quiet.hands_over(term);

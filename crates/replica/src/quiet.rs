@@ -70,8 +70,9 @@ pub(crate) struct Quiet {
 
 #[derive(Default)]
 struct State {
-    /// The engine's clock stands still.
+    /// The engine's clock stands still; if not, when it began to go again.
     is_off: bool,
+    woke: Option<Instant>,
     /// How the group looks, and since when.
     calm: Option<Calm>,
     since: Option<Instant>,
@@ -142,14 +143,17 @@ impl Quiet {
     /// clock goes on, as whoever asks may be right.
     pub(crate) fn is_promised<M: Codec>(&self, raft: &Raft<M>, me: MemberId, term: u64) -> bool {
         let mut state = self.state.lock();
-        let is_leader = state.is_off && state.calm.is_some_and(|calm| calm.leader == me);
-        let is_recent = |(of, agreed): (u64, Instant)| of == term && agreed.elapsed() <= PROMISE_MAX;
-        let is_promised = is_leader || state.agreed.is_some_and(is_recent);
-        self.is_stirred.store(true, Ordering::Relaxed);
-        if !is_promised {
-            self.set_off(&mut state, raft, false);
+        let is_recent = |at: Instant| at.elapsed() <= PROMISE_MAX;
+        // One that has just woken has yet to hear from a quorum.
+        let is_leader = state.calm.is_some_and(|calm| calm.leader == me)
+            && (state.is_off || state.woke.is_some_and(is_recent));
+        let has_agreed = state.agreed.is_some_and(|(of, agreed)| of == term && is_recent(agreed));
+        if is_leader || has_agreed {
+            self.is_stirred.store(true, Ordering::Relaxed);
+            return true;
         }
-        is_promised
+        self.wake(&mut state, raft);
+        false
     }
 
     /// This leader of `term` asks another to lead.
@@ -157,10 +161,15 @@ impl Quiet {
         self.state.lock().handed_over = Some(term);
     }
 
-    /// Something happens that the others must hear of: no word of this member's counts until it has.
+    /// Something happens that the others must hear of: no word that was said before counts here any more.
     pub(crate) fn disturb<M: Codec>(&self, raft: &Raft<M>) {
+        self.wake(&mut self.state.lock(), raft);
+    }
+
+    fn wake<M: Codec>(&self, state: &mut State, raft: &Raft<M>) {
         self.is_stirred.store(true, Ordering::Relaxed);
-        self.set_off(&mut self.state.lock(), raft, false);
+        state.disturb(Instant::now());
+        self.set_off(state, raft, false);
     }
 
     fn set_off<M: Codec>(&self, state: &mut State, raft: &Raft<M>, is_off: bool) {
@@ -171,6 +180,7 @@ impl Quiet {
         tracing::debug!(group = %self.group, is_off, "quiet");
         raft.runtime_config().tick(!is_off);
         if !is_off {
+            state.woke = Some(Instant::now());
             // If this member leads, the others wait for it from now on. The metrics, which know, have a lock that the engine
             // may be waiting for.
             let raft = raft.clone();
