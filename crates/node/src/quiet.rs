@@ -10,7 +10,8 @@ use model::{Elapsed, GroupId, MemberId, NodeId};
 use replica::{WORD_EVERY, WORD_MAX, Word};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use wire::peer::PeerKind;
-use wire::quiet::{QuietAnswer, QuietGroup, QuietMessage, decode, encode};
+use wire::quiet::{QuietAnswer, QuietGroup, QuietMessage, decode};
+use wire::raft::encode;
 
 use crate::inner::Inner;
 

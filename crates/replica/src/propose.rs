@@ -419,7 +419,7 @@ async fn make_entries<M: Codec>(
 }
 
 /// Whether nobody else votes.
-fn is_alone<M: Codec>(raft: &Raft<M>) -> bool {
+pub(crate) fn is_alone<M: Codec>(raft: &Raft<M>) -> bool {
     raft.voter_ids().nth(1).is_none()
 }
 

@@ -4,7 +4,7 @@
 //! times a second (the node does that: [`Replica::keep_quiet`]). A member that finds the same agrees, and stops its
 //! engine's clock; when all agree the leader stops its own. Such a word counts for [`WORD_MAX`] only, on both
 //! sides: whoever does not hear the next one goes on as if there had been none, and so does a leader that
-//! hears of a member that does not agree. While a word counts, a member votes for nobody else, as after a
+//! hears of a member that does not agree. For most of that time a member votes for nobody else, as after a
 //! heartbeat. The word tells how far the leader has counted, too (`clock`).
 //!
 //! A quiet leader has no lease left: its first entry costs a round trip more, that of [`stir`].
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use crate::codec::Codec;
 use crate::error::Result;
 use crate::look::ask_quorum;
-use crate::propose::Raft;
+use crate::propose::{Raft, is_alone};
 use crate::replica::Replica;
 use crate::shared::Shared;
 use crate::start::ELECTION_MS_MAX;
@@ -193,15 +193,19 @@ impl Quiet {
 pub(crate) async fn stir<M: Codec>(shared: &Shared<M>, raft: &Raft<M>) -> Result<()> {
     shared.quiet.is_stirred.store(true, Ordering::Relaxed);
     let is_old = || Some(raft.as_leader().ok()?.last_quorum_acked()?.elapsed() >= LEASE_OLD);
-    if !is_old().unwrap_or(false) || raft.voter_ids().nth(1).is_none() {
+    if !is_old().unwrap_or(false) || is_alone(raft) {
         return Ok(());
     }
     ask_quorum(shared, raft).await.map(drop)
 }
 
-/// How a group looks in which nothing is under way, and who else is in it; nothing when something is.
-fn look<M: Codec>(raft: &Raft<M>, me: MemberId) -> Option<(Calm, Vec<MemberId>)> {
-    let metrics = raft.metrics();
+/// How a group looks in which nothing is under way, and who else is in it; nothing when something is, or it stops.
+fn look<M: Codec>(replica: &Replica<M>) -> Option<(Calm, Vec<MemberId>)> {
+    if *replica.inner.stop.borrow() {
+        return None;
+    }
+    let me = replica.member();
+    let metrics = replica.inner.raft.metrics();
     let metrics = metrics.borrow_watched();
     let leader = MemberId::from_bits(metrics.current_leader?);
     let last = metrics.last_log_index?;
@@ -233,7 +237,7 @@ impl<M: Codec> Replica<M> {
         let (shared, raft, me) = (&self.inner.shared, &self.inner.raft, self.member());
         let quiet = &shared.quiet;
         let now = Instant::now();
-        let seen = look(raft, me).filter(|_| !*self.inner.stop.borrow());
+        let seen = look(self);
         let leads = seen.as_ref().is_some_and(|(calm, _)| calm.leader == me);
         let mut state = quiet.state.lock();
         let seen = seen.filter(|(calm, _)| !leads || state.handed_over != Some(calm.term));
@@ -264,7 +268,7 @@ impl<M: Codec> Replica<M> {
         let (shared, raft, me) = (&self.inner.shared, &self.inner.raft, self.member());
         let quiet = &shared.quiet;
         let now = Instant::now();
-        let Some((calm, _)) = look(raft, me).filter(|_| !*self.inner.stop.borrow()) else { return false };
+        let Some((calm, _)) = look(self) else { return false };
         let is_so = calm.leader.node() == from && (calm.term, calm.last) == (word.term, word.last);
         if !is_so || calm.leader == me {
             return false;

@@ -43,11 +43,6 @@ pub struct QuietAnswer {
     pub refused: Vec<u32>,
 }
 
-/// A message as bytes.
-pub fn encode(message: &impl Message) -> Bytes {
-    message.encode_to_vec().into()
-}
-
 /// A message from its bytes.
 pub fn decode<T: Message + Default>(bytes: Bytes) -> Result<T, Malformed> {
     Ok(T::decode(bytes)?)
@@ -56,6 +51,7 @@ pub fn decode<T: Message + Default>(bytes: Bytes) -> Result<T, Malformed> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::raft::encode;
 
     /// Nodes of two versions speak to each other while a cluster is upgraded: these bytes never change.
     #[test]
