@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::load::shard_of;
-use crate::rig::{PATIENCE, Rig, until};
+use crate::rig::{PATIENCE, Rig, ShellWorker, until};
 
 /// Runs a command to its end: exit code, stdout, stderr.
 fn run(command: &mut Command) -> (i32, String, String) {
@@ -153,9 +153,12 @@ fn goes_on_elsewhere(rig: &mut Rig, lose: impl FnOnce(&mut Rig)) {
         Client::new(&others).safe("GET", path, &Value::Null, Duration::ZERO, PATIENCE).unwrap().body
     };
     let first = enqueue(rig, "first");
-    let work = ["work", "--queue", "long", "--exec", "sleep 5", "--slots", "2", "--name", "survivor"];
-    let mut worker = rig.command(&work).stdout(std::process::Stdio::null()).spawn().unwrap();
-    until("it is claimed", || look(rig, &first)["state"] == "claimed");
+    let dir = tempfile::tempdir().unwrap();
+    let begun = dir.path().join("begun");
+    let exec = format!("touch {}; sleep 5", begun.display());
+    let mut worker = ShellWorker::started(rig, "long", &exec, 2, "survivor");
+    // Claimed is not enough: a task that is still on its way to the worker is lost with the node.
+    until("it runs", || begun.exists());
     let lost = Instant::now();
     lose(rig);
     let second = enqueue(rig, "second");
@@ -166,9 +169,7 @@ fn goes_on_elsewhere(rig: &mut Rig, lose: impl FnOnce(&mut Rig)) {
         let done = look(rig, path);
         assert_eq!(done["attempt"], 1, "its claim was never taken from it: {done}");
     }
-    rustix::process::kill_process(rustix::process::Pid::from_child(&worker), rustix::process::Signal::TERM)
-        .unwrap();
-    assert_eq!(worker.wait().unwrap().code(), Some(0));
+    worker.leave();
 }
 
 #[test]

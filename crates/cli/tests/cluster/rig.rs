@@ -343,6 +343,32 @@ impl Rig {
     }
 }
 
+/// A worker of the command line that talks to the cluster. Ends with its test.
+pub(crate) struct ShellWorker(Child);
+
+impl ShellWorker {
+    /// Runs `exec` for each task of `queue`.
+    pub(crate) fn started(rig: &Rig, queue: &str, exec: &str, slots: usize, name: &str) -> ShellWorker {
+        let slots = slots.to_string();
+        let args = ["work", "--queue", queue, "--exec", exec, "--slots", &slots, "--name", name];
+        ShellWorker(rig.command(&args).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Asks it to leave, and waits until it has left in order.
+    #[track_caller]
+    pub(crate) fn leave(&mut self) {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        assert_eq!(self.0.wait().unwrap().code(), Some(0));
+    }
+}
+
+impl Drop for ShellWorker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 impl Drop for Rig {
     fn drop(&mut self) {
         for node in &mut self.nodes {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::load::shard_of;
 use crate::report;
-use crate::rig::{PATIENCE, Rig, until};
+use crate::rig::{PATIENCE, Rig, ShellWorker, until};
 
 /// How much younger a task may be than one that waits on another shard.
 const ORDER_MAX: Duration = Duration::from_secs(1);
@@ -357,13 +357,8 @@ fn workers_of_the_command_line_finish_every_task_while_nodes_die() {
         let answer = client.post("/v1/queues/shell/tasks", &task, PATIENCE).unwrap();
         paths.push(format!("/v1/tasks/{}", answer.body["id"].as_str().unwrap()));
     }
-    let mut workers: Vec<_> = (0..2)
-        .map(|n| {
-            let name = format!("shell-{n}");
-            let args = ["work", "--queue", "shell", "--exec", "sleep 0.2", "--slots", "4", "--name", &name];
-            rig.command(&args).stdout(std::process::Stdio::null()).spawn().unwrap()
-        })
-        .collect();
+    let start = |n| ShellWorker::started(&rig, "shell", "sleep 0.2", 4, &format!("shell-{n}"));
+    let mut workers = [0, 1].map(start);
     let mut done = 0;
     let queue = |client: &mut Client| {
         client.safe("GET", "/v1/queues/shell", &Value::Null, Duration::ZERO, PATIENCE).unwrap().body
@@ -382,11 +377,7 @@ fn workers_of_the_command_line_finish_every_task_while_nodes_die() {
         rig.await_ready(victim);
         victim = (victim + 1) % 3;
     }
-    for worker in &mut workers {
-        let pid = rustix::process::Pid::from_child(worker);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        assert_eq!(worker.wait().unwrap().code(), Some(0));
-    }
+    workers.iter_mut().for_each(ShellWorker::leave);
     let mut again = 0;
     for path in &paths {
         let task = client.safe("GET", path, &Value::Null, Duration::ZERO, PATIENCE).unwrap().body;
