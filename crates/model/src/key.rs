@@ -37,12 +37,13 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// What a task is, in 128 bits: its kind and payload. Two enqueues with one dedup key must agree on it.
+/// What a task is, in 128 bits. The state's hash has it in the place of the envelope, and two enqueues with one dedup key must
+/// agree on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub u128);
 
 impl Digest {
-    /// The digest of a kind and a payload with its content type.
+    /// The digest of a kind and a payload with its content type, for a task with a dedup key: nobody can make two meet.
     pub fn new(kind: &KindName, content_type: &str, payload: &[u8]) -> Digest {
         let mut hasher = blake3::Hasher::new();
         hasher
@@ -52,6 +53,12 @@ impl Digest {
             .update(&[0])
             .update(payload);
         Digest(first_128_bits(&hasher))
+    }
+
+    /// The digest of an envelope, for a task that is compared with no other: it is made for every task, and takes a tenth of
+    /// the time.
+    pub fn of_envelope(envelope: &[u8]) -> Digest {
+        Digest(xxhash_rust::xxh3::xxh3_128(envelope))
     }
 }
 

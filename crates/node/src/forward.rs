@@ -46,7 +46,7 @@ pub(crate) async fn serve_propose(inner: &Arc<Inner>, group: GroupId, body: Byte
         Some(shard) if shard.number() > inner.groups.count() => refused(&Refusal::Unavailable, 0),
         Some(shard) => serve_shard(inner, shard, &propose).await,
     };
-    Ok(answer.encode_to_vec().into())
+    Ok(wire::bytes_of(&answer))
 }
 
 /// Tells another node which index a read must have seen, as the leader of `group`.
@@ -61,7 +61,7 @@ pub(crate) async fn serve_read_index(
         Some(shard) if shard.number() > inner.groups.count() => Err(Refusal::Unavailable),
         Some(shard) => index_of(inner.groups.shard(shard), asked).await,
     };
-    Ok(ReadIndexAnswer::new(outcome).encode_to_vec().into())
+    Ok(wire::bytes_of(&ReadIndexAnswer::new(outcome)))
 }
 
 async fn index_of<M: Routed>(replica: &Replica<M>, asked: ReadIndex) -> Result<u64, Refusal> {
@@ -81,7 +81,7 @@ fn not_leader<M: Routed>(replica: &Replica<M>) -> Refusal {
 
 /// The answer to commands that were not even looked at. Nothing happened, which a refusal of the link does not say.
 pub(crate) fn refusal_bytes(refusal: &Refusal) -> Bytes {
-    refused(refusal, 0).encode_to_vec().into()
+    wire::bytes_of(&refused(refusal, 0))
 }
 
 fn refused(refusal: &Refusal, applied: u64) -> ProposeAnswer {

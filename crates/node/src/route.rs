@@ -289,7 +289,7 @@ impl Route {
             patience_ms: within.saturating_sub(ANSWER_EARLY).as_millis() as u64,
             claim: claim.cloned(),
         };
-        let body = Bytes::from(body.encode_to_vec());
+        let body = wire::bytes_of(&body);
         match self.links.call(node, PeerKind::Propose, replica.group(), body, within).await {
             Ok(answer) => understood::<M>(answer, pieces).unwrap_or_else(|error| {
                 tracing::warn!(%node, group = %replica.group(), %error, "an answer that is not understood");
@@ -368,7 +368,7 @@ impl Route {
     ) -> Result<u64, Refusal> {
         let within = until.saturating_duration_since(Instant::now());
         let body = ReadIndex { patience_ms: within.as_millis() as u64, is_hint: hint == Hint::Yes };
-        let body = Bytes::from(body.encode_to_vec());
+        let body = wire::bytes_of(&body);
         let answer = self.links.call(node, PeerKind::ReadIndex, replica.group(), body, within).await;
         let answer = answer.map_err(|_| Refusal::Unavailable)?;
         ReadIndexAnswer::decode(answer).map_err(|_| Refusal::Unavailable)?.outcome()

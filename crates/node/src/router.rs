@@ -372,7 +372,10 @@ fn commands(tasks: Vec<NewTask>) -> Vec<Command> {
 
 /// Makes the task that a shard takes in.
 fn new_task(task: TaskSpec, placed: &Placed, id: TaskId) -> NewTask {
-    let digest = Digest::new(&task.kind, task.content_type.as_deref().unwrap_or(""), &task.payload);
+    let compared = task
+        .dedup
+        .is_some()
+        .then(|| Digest::new(&task.kind, task.content_type.as_deref().unwrap_or(""), &task.payload));
     let dedup = task.dedup.as_ref().zip(placed.dedup_key);
     let unique = task.unique.as_ref().zip(placed.unique_key);
     let header = |(name, value)| Header { name, value };
@@ -389,12 +392,13 @@ fn new_task(task: TaskSpec, placed: &Placed, id: TaskId) -> NewTask {
         order_key: task.order_key,
         dedup_key: task.dedup.map(|(key, _)| key),
         unique_key: task.unique.map(|(key, _)| key),
-    };
+    }
+    .to_bytes();
     NewTask {
         id,
         queue: task.queue,
         kind_hash,
-        digest,
+        digest: compared.unwrap_or_else(|| Digest::of_envelope(&envelope)),
         priority: task.priority,
         wishes: Wishes {
             start: task.start,
@@ -407,7 +411,7 @@ fn new_task(task: TaskSpec, placed: &Placed, id: TaskId) -> NewTask {
             retention: task.retention,
         }
         .boxed(),
-        envelope: envelope.to_bytes(),
+        envelope,
     }
 }
 

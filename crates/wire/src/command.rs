@@ -345,6 +345,7 @@ impl From<&OnTask> for OnTaskMessage {
 pub fn push(command: &Command, part: &mut BytesMut) {
     let is_written = match command {
         Command::Enqueue { tasks, atomic } => quick::push_enqueue(tasks, *atomic, part),
+        Command::Ack(ack) => quick::push_ack(ack, part),
         _ => false,
     };
     if !is_written {

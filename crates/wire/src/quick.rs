@@ -62,6 +62,33 @@ pub(crate) fn push_enqueue(tasks: &[NewTask], atomic: bool, part: &mut BytesMut)
     true
 }
 
+/// Adds an ack to a part of an entry. Whether it could: nothing must follow it.
+pub(crate) fn push_ack(ack: &Ack, part: &mut BytesMut) -> bool {
+    if !ack.then.is_empty() {
+        return false;
+    }
+    let fence = if ack.fence.0 == 0 { 0 } else { 1 + encoded_len_varint(ack.fence.0) };
+    let output = if ack.output.is_empty() { 0 } else { 1 + counted(ack.output.len()) };
+    let body = 2 + bits_bytes(ack.task.bits()) + fence + output;
+    let command = 1 + counted(body);
+    part.reserve(1 + counted(command));
+    for (key, bytes) in [(COMMAND, command), (ACK, body)] {
+        part.put_u8(key);
+        encode_varint(bytes as u64, part);
+    }
+    put_bits(ACK_TASK, ack.task.bits(), part);
+    if fence > 0 {
+        part.put_u8(ACK_FENCE);
+        encode_varint(ack.fence.0, part);
+    }
+    if output > 0 {
+        part.put_u8(ACK_OUTPUT);
+        encode_varint(ack.output.len() as u64, part);
+        part.put_slice(&ack.output);
+    }
+    true
+}
+
 /// So many bytes with their count before them.
 fn counted(bytes: usize) -> usize {
     encoded_len_varint(bytes as u64) + bytes
@@ -228,7 +255,7 @@ fn piece<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 #[cfg(test)]
 mod tests {
-    use model::{Millis, ShardId, WallTime, Wishes};
+    use model::{FollowUp, Millis, ShardId, WallTime, Wishes};
 
     use super::*;
     use crate::command::{CommandMessage, decode_any};
@@ -272,11 +299,16 @@ mod tests {
     }
 
     #[test]
-    fn an_ack_is_read_as_its_message_is() {
-        for (fence, output) in [(0, &b""[..]), (1, b"out"), (u64::MAX, b"")] {
+    fn an_ack_is_written_as_its_message_is_and_read_back() {
+        static LONG: [u8; 300] = [7; 300];
+        for (fence, output) in [(0, &b""[..]), (1, b"out"), (300, &LONG), (u64::MAX, b"")] {
             let output = Bytes::from_static(output);
-            let ack = Command::Ack(Ack { task: task(7, b"").id, fence: Fence(fence), output, then: vec![] });
-            assert_eq!(decode(&first(derived(&ack))), Some(ack));
+            let ack = Ack { task: task(7, b"").id, fence: Fence(fence), output, then: vec![] };
+            let mut part = BytesMut::from(&b"before"[..]);
+            assert!(push_ack(&ack, &mut part));
+            let (part, command) = (part.split_off(6), Command::Ack(ack));
+            assert_eq!(part, derived(&command));
+            assert_eq!(decode(&first(part)), Some(command));
         }
     }
 
@@ -312,6 +344,9 @@ mod tests {
         let mut part = BytesMut::new();
         assert!(!push_enqueue(&tasks, false, &mut part) && part.is_empty());
         assert_eq!(decode(&first(derived(&Command::Enqueue { tasks, atomic: false }))), None);
+        let then = vec![FollowUp { shard: ShardId::new(1).unwrap(), task: task(3, b"") }];
+        let ack = Ack { task: task(7, b"").id, fence: Fence(1), output: Bytes::new(), then };
+        assert!(!push_ack(&ack, &mut part) && part.is_empty());
         assert_eq!(decode(&first(derived(&Command::Pulse { limit: 3 }))), None);
         let whole = first(derived(&Command::Enqueue { tasks: vec![task(1, b"x")], atomic: true }));
         for len in 0..whole.len() {

@@ -37,7 +37,8 @@ impl Shard {
             }
         }
         let weighted = queues.iter().any(|&(_, weight)| weight > 0);
-        let mut claimed = Vec::new();
+        let ready: u64 = queues.iter().map(|&(no, _)| self.queues[no].depth.of(StateKind::Ready)).sum();
+        let mut claimed = Vec::with_capacity(max.min(ready as usize));
         while claimed.len() < max && !queues.is_empty() {
             let pick = if weighted { draw(at, claimed.len(), &queues) } else { 0 };
             match self.next_ready(at, queues[pick].0, effects) {

@@ -173,12 +173,11 @@ impl Shard {
 
     /// Removes an ended task; its final fence's outcome stays for its time.
     pub(super) fn forget(&mut self, at: Position, slot: Slot, effects: &mut Effects) {
-        self.touch(slot);
+        self.touch_last(slot);
         self.keep_dedup(slot);
         self.keep_outcome(at, slot);
         self.end_retention(slot);
         self.leave(slot);
-        self.touch_removed(slot);
         let task = self.tasks.remove(slot);
         self.extras -= u64::from(task.extra.is_some());
         effects.push_of(slot, Effect::Forget { task: task.id });
@@ -215,6 +214,12 @@ impl Shard {
         self.counters.outcome += 1;
         let fresh = &mut self.outcomes.fresh_bytes;
         if fresh.0.is_empty() {
+            // Where many came before, as many are likely to come.
+            fresh.0.reserve(if self.outcomes.chunks.is_empty() {
+                0
+            } else {
+                OUTCOMES_BYTES + Outcome::BYTES
+            });
             super::record::version(fresh);
         }
         let start = fresh.0.len();

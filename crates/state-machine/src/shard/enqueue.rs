@@ -109,7 +109,7 @@ impl Shard {
         }
         if limits == Limits::Count {
             self.check_place(task, queue)?;
-            self.check_room(task, ahead)?;
+            self.check_room(task, queue, ahead)?;
         }
         Ok(Verdict::New(scoped))
     }
@@ -132,8 +132,8 @@ impl Shard {
         if is_elsewhere { Err(Rejection::Moved { queue: task.queue.clone() }) } else { Ok(()) }
     }
 
-    fn check_room(&self, task: &NewTask, ahead: &Ahead) -> Result<(), Rejection> {
-        let Some(queue) = self.queues.find(&task.queue).map(|no| &self.queues[no]) else {
+    fn check_room(&self, task: &NewTask, queue: Option<&Queue>, ahead: &Ahead) -> Result<(), Rejection> {
+        let Some(queue) = queue else {
             self.check_queues(&task.queue, ahead)?;
             // As it will be once it is made: an atomic request may bring many of its tasks.
             return self.check_queue(&Queue::new(task.queue.clone(), 0), task, ahead);

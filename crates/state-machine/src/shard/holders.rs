@@ -37,7 +37,7 @@ impl Line {
     }
 
     fn remove(&mut self, fence: Fence, slot: Slot) {
-        let from = self.claims.partition_point(|&(before, _)| before < fence);
+        let from = self.place(fence);
         let found =
             self.claims.range_mut(from..).take_while(|(of, _)| *of == fence).find(|(_, at)| *at == slot);
         let Some((_, place)) = found else { return };
@@ -53,6 +53,16 @@ impl Line {
             self.claims.retain(|&(_, slot)| slot != NONE);
             self.gaps = 0;
         }
+    }
+
+    /// Where the claims of this fence are, or would be. A session that claims alone has the fences in a row.
+    fn place(&self, fence: Fence) -> usize {
+        let guess = self.claims.front().map_or(0, |&(first, _)| fence.0.wrapping_sub(first.0) as usize);
+        let is_here = |place: usize| self.claims.get(place).is_some_and(|&(of, _)| of == fence);
+        if is_here(guess) && (guess == 0 || !is_here(guess - 1)) {
+            return guess;
+        }
+        self.claims.partition_point(|&(before, _)| before < fence)
     }
 
     fn iter(&self) -> impl Iterator<Item = (Fence, Slot)> + '_ {

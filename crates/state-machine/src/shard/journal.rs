@@ -12,9 +12,9 @@ use super::outcomes::Outcome;
 use super::record::{self, Writer};
 use crate::machine::{Change, Table};
 
-/// Executions hashed in one go, at the latest. Under load a task is enqueued, claimed and acked before it is hashed at all; hashing
-/// so many takes about a millisecond.
-const UNHASHED_MAX: usize = 8_192;
+/// Executions hashed in one go, at the latest. Under load most tasks are enqueued, claimed, acked and forgotten before they are
+/// hashed at all; hashing so many takes about two milliseconds.
+const UNHASHED_MAX: usize = 16_384;
 
 /// Room for changed tasks that is kept from checkpoint to checkpoint.
 const CHANGED_KEPT: usize = 65_536;
@@ -108,40 +108,49 @@ impl Shard {
 
     /// Says that a task is about to change: before the first field does.
     pub(super) fn touch(&mut self, slot: Slot) {
-        let journal = &mut self.journal;
-        let now = Flags::CHANGED[journal.epoch];
-        let before = Flags::CHANGED[1 - journal.epoch];
+        self.save_before(slot);
         let task = &mut self.tasks[slot];
-        let id = task.id;
-        let in_cut = task.flags.has(before);
-        let hashed = !task.flags.has(Flags::UNHASHED);
-        if in_cut || hashed {
-            journal.scratch.0.clear();
-            journal.scratch.u128(id.bits());
-            record::write_execution(&mut journal.scratch, task, self.claims.get(&slot));
-            if in_cut {
-                let value = Some(journal.scratch.0[16..].to_vec());
-                journal.cut.ready.push(Change { table: Table::Executions, key: execution_key(id), value });
-                task.flags.clear(before);
-                task.flags.set(Flags::STORED);
-            }
-            if hashed {
-                journal.hash = journal.hash.wrapping_sub(hash_execution(&journal.scratch.0));
-                task.flags.set(Flags::UNHASHED);
-                journal.unhashed.push(slot);
-            }
+        let journal = &mut self.journal;
+        if !task.flags.has(Flags::UNHASHED) {
+            task.flags.set(Flags::UNHASHED);
+            journal.unhashed.push(slot);
         }
+        let now = Flags::CHANGED[journal.epoch];
         if !task.flags.has(now) {
             task.flags.set(now);
             journal.changed[journal.epoch].push(slot);
         }
     }
 
-    /// A touched task is about to leave its slot.
-    pub(super) fn touch_removed(&mut self, slot: Slot) {
+    /// Says that a task is about to leave its slot: before the first field changes, and none but lists change it any more.
+    pub(super) fn touch_last(&mut self, slot: Slot) {
+        self.save_before(slot);
         let task = &self.tasks[slot];
         if task.flags.has(Flags::STORED) {
             self.journal.removed.push(task.id);
+        }
+    }
+
+    /// Hands the task as it is to the cut that is being read, and takes it out of the hash, if it is in them.
+    fn save_before(&mut self, slot: Slot) {
+        let journal = &mut self.journal;
+        let before = Flags::CHANGED[1 - journal.epoch];
+        let task = &mut self.tasks[slot];
+        let (in_cut, hashed) = (task.flags.has(before), !task.flags.has(Flags::UNHASHED));
+        if !in_cut && !hashed {
+            return;
+        }
+        journal.scratch.0.clear();
+        journal.scratch.u128(task.id.bits());
+        record::write_execution(&mut journal.scratch, task, self.claims.get(&slot));
+        if in_cut {
+            let value = Some(journal.scratch.0[16..].to_vec());
+            journal.cut.ready.push(Change { table: Table::Executions, key: execution_key(task.id), value });
+            task.flags.clear(before);
+            task.flags.set(Flags::STORED);
+        }
+        if hashed {
+            journal.hash = journal.hash.wrapping_sub(hash_execution(&journal.scratch.0));
         }
     }
 

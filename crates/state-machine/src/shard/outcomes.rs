@@ -147,14 +147,19 @@ impl Outcomes {
 }
 
 impl Outcome {
+    /// What it takes in a record.
+    pub(super) const BYTES: usize = 3 * 8 + 16 + 4;
+
     pub(super) fn write(&self, w: &mut Writer) {
-        w.u64(self.seq);
-        w.u128(self.task.bits());
-        w.u64(self.fence.0);
-        w.u8(self.last as u8);
-        w.u8(self.state as u8);
-        w.u16(self.attempts);
-        w.u64(self.until.0);
+        // In one piece: every task leaves one.
+        let mut bytes = [0; Outcome::BYTES];
+        bytes[..8].copy_from_slice(&self.seq.to_le_bytes());
+        bytes[8..24].copy_from_slice(&self.task.bits().to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.fence.0.to_le_bytes());
+        bytes[32..34].copy_from_slice(&[self.last as u8, self.state as u8]);
+        bytes[34..36].copy_from_slice(&self.attempts.to_le_bytes());
+        bytes[36..].copy_from_slice(&self.until.0.to_le_bytes());
+        w.0.extend_from_slice(&bytes);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Read<Outcome> {
