@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use node::Node;
 use tokio::sync::Semaphore;
@@ -23,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) bodies_kib: Arc<Semaphore>,
     /// Kibibytes of large answers that may still wait to be read.
     pub(crate) answers_kib: Arc<Semaphore>,
+    /// Streams of workers that are open.
+    pub(crate) work_streams: AtomicU32,
     stopping: CancellationToken,
 }
 
@@ -32,7 +35,8 @@ impl App {
         let kib = |bytes: usize| Arc::new(Semaphore::new((bytes / 1024).min(Semaphore::MAX_PERMITS)));
         let (bodies_kib, answers_kib) = (kib(config.bodies_bytes_max), kib(config.answers_bytes_max));
         let (latencies, stopping) = (Latencies::default(), CancellationToken::new());
-        App(Arc::new(Shared { node, config, latencies, bodies_kib, answers_kib, stopping }))
+        let work_streams = AtomicU32::default();
+        App(Arc::new(Shared { node, config, latencies, bodies_kib, answers_kib, work_streams, stopping }))
     }
 
     /// Cancelled when the server stops: streams end and waiting claims are answered.

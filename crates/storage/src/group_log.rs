@@ -18,7 +18,7 @@ use model::{GroupId, Mutant, mutant};
 use crate::error::{Error, Result};
 use crate::group_index::{Place, Reading};
 use crate::log::Handle;
-use crate::queue::{Change, Group, Queued};
+use crate::queue::{Change, Group, Pushed, Queued};
 use crate::record::{HEADER_BYTES, Header, Kind};
 use crate::reserve::RoomState;
 use crate::segment::{Segment, live_path};
@@ -237,8 +237,9 @@ impl GroupLog {
         let pushed = queue.push(Queued { group: self.group.clone(), change, done });
         drop(lock);
         match pushed {
-            Ok(true) => self.handle.spawn_job(),
-            Ok(false) => {}
+            Ok(Pushed::Seen) => {}
+            Ok(Pushed::Sleeps) => queue.wake(),
+            Ok(Pushed::Unscheduled) => self.handle.spawn_job(),
             Err(refused) => {
                 let (queued, error) = *refused;
                 (queued.done)(Err(error.into()));

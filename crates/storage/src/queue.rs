@@ -58,6 +58,17 @@ pub(crate) enum Woken {
     Closing,
 }
 
+/// What is left to do after a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// Nothing: it will be seen.
+    Seen,
+    /// The writer sleeps: [`Queue::wake`] it.
+    Sleeps,
+    /// Without threads: a job must be asked for.
+    Unscheduled,
+}
+
 pub(crate) struct Queue {
     state: Mutex<State>,
     work: Condvar,
@@ -112,8 +123,8 @@ impl Queue {
         }
     }
 
-    /// Adds a change, or gives it back with the reason. `Ok(true)`: a job must be asked for.
-    pub(crate) fn push(&self, queued: Queued) -> Result<bool, Box<(Queued, Error)>> {
+    /// Adds a change and says what is left to do, or gives it back with the reason.
+    pub(crate) fn push(&self, queued: Queued) -> Result<Pushed, Box<(Queued, Error)>> {
         let bytes = queued.bytes();
         let mut state = self.state.lock();
         if let Some(fatal) = &state.fatal {
@@ -125,15 +136,16 @@ impl Queue {
         }
         state.waiting.push_back(queued);
         state.bytes += bytes;
-        let schedule = !self.threads && !state.scheduled;
-        state.scheduled |= schedule;
-        if state.writer_sleeps {
-            state.writer_sleeps = false;
-            // Unlocked first, or the writer would wake only to wait for this lock.
-            drop(state);
-            self.work.notify_one();
+        if std::mem::take(&mut state.writer_sleeps) {
+            return Ok(Pushed::Sleeps);
         }
-        Ok(schedule)
+        let is_scheduled = std::mem::replace(&mut state.scheduled, !self.threads);
+        Ok(if self.threads || is_scheduled { Pushed::Seen } else { Pushed::Unscheduled })
+    }
+
+    /// Wakes the writer. Without any lock, or it would wake only to wait for that.
+    pub(crate) fn wake(&self) {
+        self.work.notify_one();
     }
 
     /// The calling thread is the writer from now on.

@@ -391,6 +391,9 @@ impl Stream {
                 for task in &answer.lost {
                     self.claims.lose(&task.id, task.fence);
                 }
+                if answer.idle_beat_ms > 0 {
+                    self.on.idle_beat = Duration::from_millis(answer.idle_beat_ms);
+                }
                 self.asked(&answer.state);
             }
             FromServer::Drain(_) => self.asked("draining"),

@@ -76,6 +76,8 @@ pub(super) struct Heard {
     pub(super) tasks: Option<Tasks>,
     #[prost(message, optional, tag = "3")]
     pub(super) results: Option<Settled>,
+    #[prost(message, optional, tag = "4")]
+    pub(super) beat: Option<grpc::BeatAnswer>,
     #[prost(message, optional, tag = "8")]
     pub(super) error: Option<grpc::Error>,
 }

@@ -298,6 +298,9 @@ impl Crew {
                 // The stream goes on by itself.
                 load.refused(&error.code, 1);
             }
+            if let Some(answer) = heard.beat.filter(|answer| answer.idle_beat_ms > 0) {
+                self.idle_beat = Duration::from_millis(answer.idle_beat_ms);
+            }
             if let Some(tasks) = heard.tasks {
                 load.received(tasks.claims.iter().map(|claim| &claim.payload[..]));
                 worker.acks.extend(tasks.claims.into_iter().map(|claim| claim.token));

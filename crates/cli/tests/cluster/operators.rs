@@ -140,6 +140,31 @@ fn a_worker_goes_on_elsewhere_when_the_node_it_talks_to_stands_still() {
     rig.thaw(0);
 }
 
+#[test]
+fn an_idle_worker_goes_elsewhere_when_the_node_it_talks_to_stands_still() {
+    let _alone = crate::alone();
+    let mut rig = Rig::started(3, &[]);
+    let others: Vec<_> = rig.nodes[1..].iter().map(|node| node.http).collect();
+    let mut client = Client::new(&others);
+    let mut worker = ShellWorker::started(&rig, "idle", "true", 1, "patient");
+    until("it is known", || {
+        let known = client.get("/v1/workers/patient").unwrap();
+        known.status == 200 && known.body["state"] == "running"
+    });
+    rig.freeze(0);
+    let lost = Instant::now();
+    let enqueued = client.post("/v1/queues/idle/tasks", &json!({"kind": "k"}), PATIENCE).unwrap();
+    let path = format!("/v1/tasks/{}", enqueued.body["id"].as_str().unwrap());
+    until("its task is done", || {
+        client.safe("GET", &path, &Value::Null, Duration::ZERO, PATIENCE).unwrap().body["state"] == "done"
+    });
+    println!("an idle worker that lost its node had done the next task after {:?}", lost.elapsed());
+    // It beats every 5 s, and gives up on an answer after one.
+    assert!(lost.elapsed() < Duration::from_secs(20));
+    worker.leave();
+    rig.thaw(0);
+}
+
 /// A worker with one slot taken and one free loses its node: it keeps the task that it has, and gets the next.
 fn goes_on_elsewhere(rig: &mut Rig, lose: impl FnOnce(&mut Rig)) {
     let enqueue = |rig: &Rig, key: &str| {

@@ -13,6 +13,7 @@ use wire::http::worker::RegisterRequest;
 use wire::http::{Code, Session};
 
 use super::super::{read, workers};
+use super::idle::Counted;
 use crate::app::App;
 use crate::http::claim::Ask;
 use crate::http::workers::facts;
@@ -20,9 +21,6 @@ use crate::problem::Refusal;
 
 /// How long a stream may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a worker that holds nothing shall beat: its open stream speaks for it meanwhile. More often than a silent
-/// connection is asked whether it is there (`listen.rs`), so that who beats is not asked.
-const IDLE_BEAT: Duration = Duration::from_secs(30);
 /// How long a claim of a stream waits. It ends with the stream: there is no need to make it anew every minute.
 const CLAIM_WAIT: Millis = Millis::mins(10);
 /// The label that shows with which SDK a worker speaks.
@@ -38,6 +36,7 @@ pub(super) struct Comer {
     pub(super) asked: BeatAnswer,
     /// How it claims; nothing for one that wants no tasks.
     pub(super) claim: Option<ClaimCall>,
+    pub(super) counted: Counted,
     pub(super) welcome: grpc::Welcome,
 }
 
@@ -80,11 +79,12 @@ async fn registered(app: &App, hello: grpc::Hello) -> Result<Comer, Refusal> {
     let mut held = app.node.hold_session(&worker, session).await?;
     held.vouch();
     let Some(asked) = held.next().await else { return Err(over(&held)) };
+    let counted = Counted::new(app.clone());
     let welcome = grpc::Welcome {
         session: session.to_string(),
         resumed: resumes == Some(session),
         beat_ms: beat.0,
-        idle_beat_ms: IDLE_BEAT.as_millis() as u64,
+        idle_beat_ms: counted.beat_ms(),
         state: asked.state.as_str().to_owned(),
         // Half of what is read at most: one who keeps to it is read from, beats and all.
         outcomes_max: super::OUTCOMES_MAX as u32 / 2,
@@ -92,7 +92,7 @@ async fn registered(app: &App, hello: grpc::Hello) -> Result<Comer, Refusal> {
         message_bytes_max: app.config.request_bytes_max as u64,
     };
     let claim = claim.map(|claim| ClaimCall { session: Some(session), ..claim });
-    Ok(Comer { worker, session, held, asked, claim, welcome })
+    Ok(Comer { worker, session, held, asked, claim, counted, welcome })
 }
 
 /// Why nothing more comes from a held session.

@@ -6,11 +6,12 @@
 //! it breaks, the session ends within a second unless another stream takes its place, at whichever node; when the
 //! server stops, the session is held until the node is gone, so that the worker keeps its claims.
 //!
-//! Start at `Work::serve`, the loop. `hello.rs` is how a worker comes in, `out.rs` what goes to it (by `handover.rs`),
-//! `sizes.rs` how much of that may wait.
+//! Start at `Work::serve`, the loop. `hello.rs` is how a worker comes in, `idle.rs` how often one beats that holds nothing,
+//! `out.rs` what goes to it (by `handover.rs`), `sizes.rs` how much of that may wait.
 
 mod handover;
 mod hello;
+mod idle;
 mod out;
 mod sizes;
 
@@ -36,6 +37,7 @@ use wire::http::{Code, Problem};
 
 use self::handover::Closed;
 use self::hello::{Comer, over};
+use self::idle::Counted;
 use self::out::{Out, Outbox, WayOut, bytes, way_out};
 use self::sizes::{Sizes, fitting};
 use super::settle::Sorted;
@@ -79,6 +81,7 @@ struct Work {
     worker: WorkerName,
     session: SessionId,
     held: SessionStream,
+    counted: Counted,
     state: WorkerState,
     /// How it claims; nothing for one that wants no tasks.
     claim: Option<ClaimCall>,
@@ -148,7 +151,7 @@ type Flow = ControlFlow<End>;
 
 impl Work {
     fn new(app: App, comer: Comer, incoming: Streaming<grpc::WorkerMessage>, way: WayOut) -> Work {
-        let Comer { worker, session, held, asked, claim, welcome } = comer;
+        let Comer { worker, session, held, asked, claim, counted, welcome } = comer;
         let mut outbox = Outbox::new(app.node.clone());
         outbox.tell(ServerSays::Welcome(welcome));
         let mut work = Work {
@@ -156,6 +159,7 @@ impl Work {
             worker,
             session,
             held,
+            counted,
             state: WorkerState::Running,
             claim,
             incoming,
@@ -397,6 +401,7 @@ impl Work {
                 state: answer.state.as_str().to_owned(),
                 cancel: tell::held_tasks(&answer.cancel),
                 lost: tell::held_tasks(&answer.lost),
+                idle_beat_ms: self.counted.beat_ms(),
             }),
             Err(error) => self.outbox.complain(tell::refused(&error)),
         }
