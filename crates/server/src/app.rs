@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::time::Instant;
 
 use node::Node;
 use tokio::sync::Semaphore;
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) answers_kib: Arc<Semaphore>,
     /// Streams of workers that are open.
     pub(crate) work_streams: AtomicU32,
+    pub(crate) began: Instant,
     stopping: CancellationToken,
 }
 
@@ -35,8 +37,16 @@ impl App {
         let kib = |bytes: usize| Arc::new(Semaphore::new((bytes / 1024).min(Semaphore::MAX_PERMITS)));
         let (bodies_kib, answers_kib) = (kib(config.bodies_bytes_max), kib(config.answers_bytes_max));
         let (latencies, stopping) = (Latencies::default(), CancellationToken::new());
-        let work_streams = AtomicU32::default();
-        App(Arc::new(Shared { node, config, latencies, bodies_kib, answers_kib, work_streams, stopping }))
+        App(Arc::new(Shared {
+            node,
+            config,
+            latencies,
+            bodies_kib,
+            answers_kib,
+            work_streams: AtomicU32::default(),
+            began: Instant::now(),
+            stopping,
+        }))
     }
 
     /// Cancelled when the server stops: streams end and waiting claims are answered.

@@ -77,6 +77,17 @@ impl OnStream {
         self.beat_at = self.beat_at.map(|at| at.min(now + self.beat));
     }
 
+    /// A beat was answered. One that holds nothing beats when the server says, which is when others do: 0 says nothing.
+    pub(crate) fn beat_answered(&mut self, idle_beat_ms: u64, holds_nothing: bool, now: Instant) {
+        if idle_beat_ms == 0 {
+            return;
+        }
+        self.idle_beat = Duration::from_millis(idle_beat_ms);
+        if holds_nothing {
+            self.beat_at = Some(now + self.beat_every(true, now));
+        }
+    }
+
     /// How long until the next beat.
     pub(crate) fn beat_every(&self, holds_nothing: bool, now: Instant) -> Duration {
         let is_idle = holds_nothing && self.expects_until.is_none_or(|until| until <= now);
@@ -141,6 +152,21 @@ mod tests {
         on.tasks_came(1, after(4));
         assert_eq!(on.silent_at(true), Some(after(2)), "as always");
         assert_eq!((on.beat_every(false, after(4)), on.beat_every(true, after(4))), (beat, idle_beat));
+    }
+
+    #[test]
+    fn who_holds_nothing_beats_when_the_server_says() {
+        let start = Instant::now();
+        let (beat, idle_beat) = (Duration::from_millis(500), Duration::from_secs(30));
+        let of = |idle_beat_ms, holds_nothing| {
+            let mut on = OnStream { beat, idle_beat, beat_at: Some(start + beat), ..OnStream::default() };
+            on.beat_answered(idle_beat_ms, holds_nothing, start);
+            (on.beat_at.map(|at| at - start), on.idle_beat)
+        };
+        let told = Duration::from_millis(4_321);
+        assert_eq!(of(4_321, true), (Some(told), told));
+        assert_eq!(of(4_321, false), (Some(beat), told), "its tasks want a beat sooner");
+        assert_eq!(of(0, true), (Some(beat), idle_beat), "an older server says nothing");
     }
 
     #[test]

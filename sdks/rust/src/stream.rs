@@ -391,9 +391,7 @@ impl Stream {
                 for task in &answer.lost {
                     self.claims.lose(&task.id, task.fence);
                 }
-                if answer.idle_beat_ms > 0 {
-                    self.on.idle_beat = Duration::from_millis(answer.idle_beat_ms);
-                }
+                self.on.beat_answered(answer.idle_beat_ms, self.claims.is_empty(), now);
                 self.asked(&answer.state);
             }
             FromServer::Drain(_) => self.asked("draining"),

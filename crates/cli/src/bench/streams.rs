@@ -209,6 +209,8 @@ struct Crew {
     workers: Vec<Worker>,
     beat: Duration,
     idle_beat: Duration,
+    /// When it spoke last, or was told when to speak next.
+    said: Instant,
 }
 
 struct Worker {
@@ -248,28 +250,28 @@ impl Crew {
                 welcomed += 1;
             }
         }
-        Ok(Crew { connection, workers, beat, idle_beat })
+        Ok(Crew { connection, workers, beat, idle_beat, said: Instant::now() })
     }
 
     async fn work(mut self, load: Arc<Load>, mut is_over: watch::Receiver<bool>) -> Result<()> {
         for (n, worker) in self.workers.iter().enumerate() {
             self.connection.send(n, &credit(worker.slots));
         }
-        let (mut arrived, mut said) = (Vec::new(), Instant::now());
+        let mut arrived = Vec::new();
         loop {
             let is_idle = self.workers.iter().all(|worker| worker.unanswered.count() == 0);
-            let beat = said + if is_idle { self.idle_beat } else { self.beat };
+            let beat = self.said + if is_idle { self.idle_beat } else { self.beat };
             tokio::select! {
                 received = self.connection.receive(&mut arrived) => {
                     received?;
                     self.take(&mut arrived, &load)?;
                     if self.ack(&load.plan) {
-                        said = Instant::now();
+                        self.said = Instant::now();
                     }
                 }
                 () = sleep_until(beat.into()) => {
                     self.beat();
-                    said = Instant::now();
+                    self.said = Instant::now();
                 }
                 _ = is_over.changed() => {
                     self.leave().await;
@@ -299,7 +301,7 @@ impl Crew {
                 load.refused(&error.code, 1);
             }
             if let Some(answer) = heard.beat.filter(|answer| answer.idle_beat_ms > 0) {
-                self.idle_beat = Duration::from_millis(answer.idle_beat_ms);
+                (self.idle_beat, self.said) = (Duration::from_millis(answer.idle_beat_ms), Instant::now());
             }
             if let Some(tasks) = heard.tasks {
                 load.received(tasks.claims.iter().map(|claim| &claim.payload[..]));

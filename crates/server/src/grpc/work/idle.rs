@@ -1,5 +1,6 @@
-//! How often a worker that holds nothing shall beat: its open stream speaks for it, so beats only show it that this node
-//! still lives. Often where workers are few, seldom where they are many: all of them together cost the same.
+//! When a worker that holds nothing shall beat next: its open stream speaks for it, so beats only show it that this node
+//! still lives. Often where workers are few, seldom where they are many, and many at once: what a beat costs is that
+//! somebody wakes for it.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,6 +14,8 @@ const SHORTEST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(30);
 /// What a worker adds to the time between its beats and those of all others: about 330 beats a second.
 const EACH: Duration = Duration::from_millis(3);
+/// Beats come at multiples of this, as far as one time is the same to all.
+const TICK: Duration = Duration::from_secs(1);
 
 /// A stream, counted until it is dropped.
 pub(super) struct Counted(App);
@@ -23,9 +26,10 @@ impl Counted {
         Counted(app)
     }
 
-    /// How often its worker shall beat, as of now.
+    /// After how long its worker shall beat again.
     pub(super) fn beat_ms(&self) -> u64 {
-        between_beats(self.0.work_streams.load(Ordering::Relaxed)).as_millis() as u64
+        let streams = self.0.work_streams.load(Ordering::Relaxed);
+        until_beat(self.0.began.elapsed(), streams).as_millis() as u64
     }
 }
 
@@ -35,8 +39,10 @@ impl Drop for Counted {
     }
 }
 
-fn between_beats(streams: u32) -> Duration {
-    EACH.saturating_mul(streams).clamp(SHORTEST, LONGEST)
+fn until_beat(now: Duration, streams: u32) -> Duration {
+    let latest = now + EACH.saturating_mul(streams).clamp(SHORTEST, LONGEST);
+    let ticks = latest.as_secs() / TICK.as_secs();
+    TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)).saturating_sub(now)
 }
 
 #[cfg(test)]
@@ -44,9 +50,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_workers_beat_often_and_many_together_no_more_than_some_hundred_times_a_second() {
+    fn few_workers_beat_often_and_many_seldom_and_together() {
         for (streams, secs) in [(0, 5), (1, 5), (1_000, 5), (5_000, 15), (10_000, 30), (u32::MAX, 30)] {
-            assert_eq!(between_beats(streams), Duration::from_secs(secs), "{streams} streams");
+            for now in [0, 1, 999, 1_000, 86_400_500].map(Duration::from_millis) {
+                let until = until_beat(now, streams);
+                assert!(until <= Duration::from_secs(secs), "{streams} streams at {now:?}");
+                assert!(until > Duration::from_secs(secs) - TICK, "{streams} streams at {now:?}");
+                assert_eq!((now + until).subsec_nanos(), 0, "{streams} streams at {now:?}");
+            }
         }
     }
 }
