@@ -257,6 +257,8 @@ impl Crew {
         for (n, worker) in self.workers.iter().enumerate() {
             self.connection.send(n, &credit(worker.slots));
         }
+        // The answer says when the next is due.
+        self.beat();
         let mut arrived = Vec::new();
         loop {
             let is_idle = self.workers.iter().all(|worker| worker.unanswered.count() == 0);

@@ -344,28 +344,47 @@ impl Rig {
 }
 
 /// A worker of the command line that talks to the cluster. Ends with its test.
-pub(crate) struct ShellWorker(Child);
+pub(crate) struct ShellWorker {
+    child: Child,
+    status: SocketAddr,
+}
 
 impl ShellWorker {
     /// Runs `exec` for each task of `queue`.
     pub(crate) fn started(rig: &Rig, queue: &str, exec: &str, slots: usize, name: &str) -> ShellWorker {
-        let slots = slots.to_string();
+        let (slots, status) = (slots.to_string(), SocketAddr::from(([127, 0, 0, 1], free_port())));
         let args = ["work", "--queue", queue, "--exec", exec, "--slots", &slots, "--name", name];
-        ShellWorker(rig.command(&args).stdout(Stdio::null()).spawn().unwrap())
+        let mut command = rig.command(&args);
+        let child =
+            command.args(["--status-listen", &status.to_string()]).stdout(Stdio::null()).spawn().unwrap();
+        ShellWorker { child, status }
+    }
+
+    /// Which node it talks to, once it does.
+    pub(crate) fn node(&self, rig: &Rig) -> usize {
+        let mut node = None;
+        until("the worker is connected", || {
+            let status = Client::of(self.status).get("/");
+            let server = status.ok().and_then(|status| status.body["server"].as_str().map(str::to_owned));
+            let is_its = |node: &Node| server.as_ref() == Some(&format!("http://{}", node.http));
+            node = rig.nodes.iter().position(is_its);
+            node.is_some()
+        });
+        node.unwrap()
     }
 
     /// Asks it to leave, and waits until it has left in order.
     #[track_caller]
     pub(crate) fn leave(&mut self) {
-        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
-        assert_eq!(self.0.wait().unwrap().code(), Some(0));
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        assert_eq!(self.child.wait().unwrap().code(), Some(0));
     }
 }
 
 impl Drop for ShellWorker {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -214,12 +214,6 @@ impl Shard {
         self.counters.outcome += 1;
         let fresh = &mut self.outcomes.fresh_bytes;
         if fresh.0.is_empty() {
-            // Where many came before, as many are likely to come.
-            fresh.0.reserve(if self.outcomes.chunks.is_empty() {
-                0
-            } else {
-                OUTCOMES_BYTES + Outcome::BYTES
-            });
             super::record::version(fresh);
         }
         let start = fresh.0.len();

@@ -12,8 +12,8 @@ use super::outcomes::Outcome;
 use super::record::{self, Writer};
 use crate::machine::{Change, Table};
 
-/// Executions hashed in one go, at the latest. Under load most tasks are enqueued, claimed, acked and forgotten before they are
-/// hashed at all; hashing so many takes about two milliseconds.
+/// Executions hashed in one go, at the latest. Under load most tasks are enqueued, claimed and acked before they are hashed at
+/// all; hashing so many takes about two milliseconds.
 const UNHASHED_MAX: usize = 16_384;
 
 /// Room for changed tasks that is kept from checkpoint to checkpoint.

@@ -254,7 +254,6 @@ impl Machine for Shard {
 
     fn foresee(&self, commands: &[Command], slots: &mut Vec<Slot>) {
         // One look-up after the other waits for memory each time; these do not depend on each other, so they wait together.
-        slots.reserve(2 * commands.len());
         let acked = commands.iter().filter_map(|command| match command {
             Command::Ack(ack) => self.tasks.find(ack.task),
             _ => None,

@@ -13,7 +13,7 @@ use wire::http::worker::RegisterRequest;
 use wire::http::{Code, Session};
 
 use super::super::{read, workers};
-use super::idle::Counted;
+use super::idle;
 use crate::app::App;
 use crate::http::claim::Ask;
 use crate::http::workers::facts;
@@ -36,7 +36,6 @@ pub(super) struct Comer {
     pub(super) asked: BeatAnswer,
     /// How it claims; nothing for one that wants no tasks.
     pub(super) claim: Option<ClaimCall>,
-    pub(super) counted: Counted,
     pub(super) welcome: grpc::Welcome,
 }
 
@@ -79,12 +78,12 @@ async fn registered(app: &App, hello: grpc::Hello) -> Result<Comer, Refusal> {
     let mut held = app.node.hold_session(&worker, session).await?;
     held.vouch();
     let Some(asked) = held.next().await else { return Err(over(&held)) };
-    let counted = Counted::new(app.clone());
     let welcome = grpc::Welcome {
         session: session.to_string(),
         resumed: resumes == Some(session),
         beat_ms: beat.0,
-        idle_beat_ms: counted.beat_ms(),
+        // Whoever reads no more than this beats seldom enough, however many come after it.
+        idle_beat_ms: idle::LONGEST.as_millis() as u64,
         state: asked.state.as_str().to_owned(),
         // Half of what is read at most: one who keeps to it is read from, beats and all.
         outcomes_max: super::OUTCOMES_MAX as u32 / 2,
@@ -92,7 +91,7 @@ async fn registered(app: &App, hello: grpc::Hello) -> Result<Comer, Refusal> {
         message_bytes_max: app.config.request_bytes_max as u64,
     };
     let claim = claim.map(|claim| ClaimCall { session: Some(session), ..claim });
-    Ok(Comer { worker, session, held, asked, claim, counted, welcome })
+    Ok(Comer { worker, session, held, asked, claim, welcome })
 }
 
 /// Why nothing more comes from a held session.

@@ -151,8 +151,8 @@ type Flow = ControlFlow<End>;
 
 impl Work {
     fn new(app: App, comer: Comer, incoming: Streaming<grpc::WorkerMessage>, way: WayOut) -> Work {
-        let Comer { worker, session, held, asked, claim, counted, welcome } = comer;
-        let mut outbox = Outbox::new(app.node.clone());
+        let Comer { worker, session, held, asked, claim, welcome } = comer;
+        let (mut outbox, counted) = (Outbox::new(app.node.clone()), Counted::new(app.clone()));
         outbox.tell(ServerSays::Welcome(welcome));
         let mut work = Work {
             app,
@@ -401,7 +401,7 @@ impl Work {
                 state: answer.state.as_str().to_owned(),
                 cancel: tell::held_tasks(&answer.cancel),
                 lost: tell::held_tasks(&answer.lost),
-                idle_beat_ms: self.counted.beat_ms(),
+                idle_beat_ms: self.counted.beat_ms(self.session),
             }),
             Err(error) => self.outbox.complain(tell::refused(&error)),
         }
