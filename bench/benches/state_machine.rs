@@ -7,7 +7,8 @@ use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use model::command::{Ack, Claim, ClaimQueue};
 use model::{
-    Command, Digest, Elapsed, NewTask, Position, QueueName, Reply, ShardId, TaskId, WallTime, WorkerName,
+    Command, Digest, Elapsed, NewTask, Position, QueueName, Reply, SessionId, ShardId, TaskId, WallTime,
+    WorkerName,
 };
 use state_machine::{Effects, Machine, Shard};
 
@@ -57,12 +58,13 @@ impl Driver {
         let wall = WallTime::from_millis(1_763_208_000_000 + self.index / 8);
         let tasks = (0..count).map(|_| {
             self.made += 1;
-            let random = self.made.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let digest = self.made.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             NewTask {
-                id: TaskId::new(self.shard.id(), wall, random),
+                // In a row, as a node gives them.
+                id: TaskId::new(self.shard.id(), wall, self.made),
                 queue: self.queue.clone(),
                 kind_hash: 1,
-                digest: Digest(random.into()),
+                digest: Digest(digest.into()),
                 priority: 5,
                 wishes: None,
                 envelope: Bytes::from_static(b"payload"),
@@ -76,7 +78,7 @@ impl Driver {
         let claim = Claim {
             queues: vec![ClaimQueue { name: self.queue.clone(), weight: 0 }],
             worker: self.worker.clone(),
-            session: None,
+            session: Some(SessionId(7)),
             max: count as u32,
             hold: None,
             request: None,

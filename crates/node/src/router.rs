@@ -289,6 +289,10 @@ impl Inner {
                 limits::FOLLOW_UPS_MAX
             )));
         }
+        // As most acks have it: no ids, no clock.
+        if then.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut ids = self.ids.take(self.clock.wall(), then.len());
         let follow_up = |task: TaskSpec| {
             let policy =

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use model::{Claimed, Position, Rejection, TaskId};
+use model::{Claimed, Event, Position, Rejection, TaskId};
 use openraft::EntryPayload;
 use openraft::storage::ApplyResponder;
+use state_machine::{Effect, Slot};
 use wire::entry::{Entry as WireEntry, Malformed};
 use wire::history::KeptMessage;
 use wire::seal;
@@ -119,6 +120,7 @@ fn apply_batch<M: Codec>(
     let mut told = Vec::new();
     // Only the proposer has somebody to answer.
     let mut results = Vec::with_capacity(if is_proposed_here { batch.commands.len() } else { 0 });
+    let mut claimed = Vec::new();
     let mut guard = shared.lock();
     let core = &mut *guard;
     let mut effects = std::mem::take(&mut core.effects);
@@ -135,15 +137,19 @@ fn apply_batch<M: Codec>(
             told.reserve(effects.as_slice().iter().filter(|effect| is_told(effect)).count());
         }
         for (slot, effect) in effects.drain() {
-            core.keep.take(at, slot, &effect);
-            if tells && is_told(&effect) {
-                told.push(effect);
+            if is_proposed_here && matches!(effect, Effect::Happened { event: Event::Claimed { .. }, .. }) {
+                claimed.push(slot);
+            }
+            let rest = core.keep.take(at, slot, effect);
+            if tells {
+                told.extend(rest);
             }
         }
     }
     effects.shrink_to(EFFECTS_KEPT);
     core.effects = effects;
-    let missing = if is_proposed_here { join_envelopes::<M>(core, &mut results) } else { Vec::new() };
+    let missing =
+        if is_proposed_here { join_envelopes::<M>(core, &mut results, &claimed) } else { Vec::new() };
     core.applied = Some(*log_id);
     core.bytes_since_cut += batch.bytes;
     if batch.at.index.is_multiple_of(shared.hash_every) {
@@ -182,17 +188,28 @@ impl News {
     }
 }
 
-/// Fills in the envelopes that are in memory, and says which are not.
+/// Fills in the envelopes that are in memory, and says which are not. Where the tasks lie that were claimed just now is known in
+/// the order of the replies; claims that a repeated request gets again are between them, and looked up.
 fn join_envelopes<M: Codec>(
     core: &mut Core<M>,
     results: &mut [Result<M::Reply, Rejection>],
+    claimed: &[Slot],
 ) -> Vec<(usize, usize, TaskId)> {
+    let mut claimed = claimed.iter().copied().peekable();
     let mut missing = Vec::new();
     for (n, result) in results.iter_mut().enumerate() {
         let Some(claims) = result.as_mut().ok().and_then(M::claims) else { continue };
         for (i, claim) in claims.iter_mut().enumerate() {
-            let slot = core.machine.slot(claim.id);
-            match slot.and_then(|slot| core.keep.envelope(slot, claim.id)) {
+            let near = claimed.peek().and_then(|&slot| core.keep.envelope(slot, claim.id));
+            let envelope = if near.is_some() {
+                claimed.next();
+                near
+            } else {
+                let slot = core.machine.slot(claim.id);
+                claimed.next_if(|claimed| Some(*claimed) == slot);
+                slot.and_then(|slot| core.keep.envelope(slot, claim.id))
+            };
+            match envelope {
                 Some(envelope) => claim.envelope = envelope,
                 None => missing.push((n, i, claim.id)),
             }

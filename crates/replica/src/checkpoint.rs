@@ -35,9 +35,9 @@ const INTERVAL_BUSY: Duration = Duration::from_secs(20);
 const BUSY_CHANGES: usize = 2_000;
 /// So much log since the last checkpoint ends any pause: it is what a restart reads and memory holds.
 const LOG_BYTES_MAX: u64 = 128 * 1024 * 1024;
-/// So many tasks with news since the last checkpoint end any pause: they are held in memory, whole. More than
-/// the retained ones of a shard of a busy queue and as many that these pushed out: what comes and goes faster
-/// than the pause costs the disk nothing.
+/// So many tasks with news since the last checkpoint end any pause: they are held in memory, whole. Far more than
+/// the retained ones of a shard of a busy queue: what comes and goes faster than the pause costs the disk nothing, and a
+/// checkpoint that begins because of those would only begin again when as many have taken their place.
 const NEWS_MAX: usize = 60_000;
 /// How often a pause looks whether this group keeps segments from being used again.
 const LAG_LOOK: Duration = Duration::from_millis(500);
@@ -132,9 +132,10 @@ impl<M: Codec> Checkpointer<M> {
 
     fn is_busy(&self) -> bool {
         let core = self.shared.lock();
-        let news = core.keep.changed();
-        let busy = core.machine.changed() + news > BUSY_CHANGES;
-        busy && news < NEWS_MAX && core.bytes_since_cut < LOG_BYTES_MAX && !self.shared.log.is_lagging()
+        let busy = core.machine.changed() + core.keep.changed() > BUSY_CHANGES;
+        busy && core.keep.weight() < NEWS_MAX
+            && core.bytes_since_cut < LOG_BYTES_MAX
+            && !self.shared.log.is_lagging()
     }
 
     /// Writes a checkpoint of all that is applied now, and lets the log before it go.
@@ -262,7 +263,7 @@ impl<M: Codec> Checkpointer<M> {
 /// Takes all that changed out of the machine, a slice at a time.
 fn make_cut<M: Codec>(shared: &Shared<M>) -> Cut {
     // Room for as much as came before is made here: growing under the lock would copy it all.
-    let empty = NewsTable::with_capacity(shared.lock().keep.changed().min(NEWS_MAX));
+    let empty = NewsTable::with_capacity(shared.lock().keep.changed().min(2 * NEWS_MAX));
     let mut cut = shared.slice(|core| begin(core, empty));
     if let Some(applied) = cut.checkpointed.applied {
         shared.teller.hashed(applied.index, cut.hash);
@@ -303,7 +304,7 @@ fn write_cut<M: Codec>(shared: &Shared<M>, cut: &Cut) -> storage::Result<Written
     let store = shared.store()?;
     // One that grows is copied again and again.
     let own: usize = cut.changes.iter().map(Change::bytes).sum();
-    let mut batch = Batch::with_room(cut.changes.len() + 2 * cut.writing.len(), own + cut.writing.bytes());
+    let mut batch = Batch::with_room(own + cut.writing.bytes());
     for change in &cut.changes {
         match &change.value {
             Some(value) => batch.put(change.table as u8, &change.key, value),

@@ -52,34 +52,34 @@ impl Keep {
         std::hint::black_box(sum);
     }
 
-    /// Does what an effect on the task in this slot asks of every replica.
-    pub(crate) fn take(&mut self, at: Position, slot: Slot, effect: &Effect) {
+    /// Does what an effect on the task in this slot asks of every replica. What happened is given back, for others.
+    pub(crate) fn take(&mut self, at: Position, slot: Slot, effect: Effect) -> Option<Effect> {
         match effect {
             Effect::Keep { task, envelope } => {
-                let news = self.news.of(slot, *task);
+                let news = self.news.of(slot, task);
                 news.fresh = true;
-                news.envelope = Some(envelope.clone());
+                news.envelope = Some(envelope);
             }
-            Effect::Output { task, output } => {
-                self.news.of(slot, *task).output = Some(output.clone());
-            }
+            Effect::Output { task, output } => self.news.of(slot, task).output = Some(output),
             Effect::Detail { task, detail } => {
-                self.news.of(slot, *task).detail = Some(detail.as_str().into());
+                self.news.of(slot, task).detail = Some(detail.into_boxed_str());
             }
-            Effect::Happened { task, event, .. } => {
+            Effect::Happened { task, ref event, .. } => {
                 let line = HistoryLine { at: at.wall, index: at.index, event: event.clone() };
-                self.news.of(slot, *task).happened(line);
+                self.news.of(slot, task).happened(line);
                 // A claim is no end, and its answer wants the envelope still.
                 if event.state().is_ended() {
-                    self.uncache(*task);
+                    self.uncache(task);
                 }
+                return Some(effect);
             }
             Effect::Forget { task } => {
-                self.uncache(*task);
-                self.news.forget(slot, *task);
+                self.uncache(task);
+                self.news.forget(slot, task);
             }
-            Effect::Ready { .. } | Effect::Outbox { .. } => {}
+            Effect::Ready { .. } | Effect::Outbox { .. } => return Some(effect),
         }
+        None
     }
 
     /// The envelope of the task in this slot, if it is in memory.
@@ -102,6 +102,11 @@ impl Keep {
     /// How many tasks have news.
     pub(crate) fn changed(&self) -> usize {
         self.news.len()
+    }
+
+    /// What their news take of memory, in tasks that are there.
+    pub(crate) fn weight(&self) -> usize {
+        self.news.weight()
     }
 
     /// Begins a checkpoint: what came until now goes to the disk, what comes from now on goes into `empty`.
@@ -196,9 +201,9 @@ mod tests {
     }
 
     impl Keep {
-        fn took(&mut self, at: Position, effect: &Effect) {
+        fn took(&mut self, at: Position, effect: Effect) {
             let (Effect::Keep { task, .. } | Effect::Happened { task, .. } | Effect::Forget { task }) =
-                effect
+                &effect
             else {
                 unreachable!("no test has another")
             };
@@ -217,17 +222,17 @@ mod tests {
     #[test]
     fn a_task_that_came_and_went_between_two_cuts_leaves_nothing() {
         let mut kept = Keep::new(1_000);
-        kept.took(at(1), &keep(task(1)));
-        kept.took(at(2), &Effect::Forget { task: task(1) });
+        kept.took(at(1), keep(task(1)));
+        kept.took(at(2), Effect::Forget { task: task(1) });
         assert!(kept.cut(NewsTable::default()).is_empty());
     }
 
     #[test]
     fn a_task_that_went_after_its_cut_is_forgotten_by_the_next() {
         let mut kept = Keep::new(1_000);
-        kept.took(at(1), &keep(task(1)));
+        kept.took(at(1), keep(task(1)));
         assert!(kept.cut(NewsTable::default()).get(slot(task(1)), task(1)).unwrap().fresh);
-        kept.took(at(2), &Effect::Forget { task: task(1) });
+        kept.took(at(2), Effect::Forget { task: task(1) });
         kept.written();
         assert!(kept.cut(NewsTable::default()).sorted()[0].gone);
     }
@@ -235,15 +240,15 @@ mod tests {
     #[test]
     fn a_task_that_went_and_came_again_is_there_and_its_old_self_is_not() {
         let mut kept = Keep::new(1_000);
-        kept.took(at(1), &keep(task(1)));
+        kept.took(at(1), keep(task(1)));
         kept.cut(NewsTable::default());
         kept.written();
-        kept.took(at(2), &Effect::Forget { task: task(1) });
-        kept.took(at(3), &keep(task(1)));
+        kept.took(at(2), Effect::Forget { task: task(1) });
+        kept.took(at(3), keep(task(1)));
         assert!(kept.envelope(slot(task(1)), task(1)).is_some());
         let [_, news] = kept.news(slot(task(1)), task(1));
         assert!(news.unwrap().fresh);
-        kept.took(at(4), &Effect::Forget { task: task(1) });
+        kept.took(at(4), Effect::Forget { task: task(1) });
         let writing = kept.cut(NewsTable::default());
         let all = writing.sorted();
         assert!(all.len() == 1 && all[0].gone);
@@ -252,22 +257,22 @@ mod tests {
     #[test]
     fn the_cache_lets_go_of_a_task_that_ends() {
         let mut kept = Keep::new(1_000);
-        kept.took(at(1), &keep(task(1)));
+        kept.took(at(1), keep(task(1)));
         let writing = kept.cut(NewsTable::default());
         kept.cache(cacheable(&writing.sorted(), usize::MAX), |task| Some(slot(task)));
         kept.written();
         assert!(kept.cached_bytes() > 0);
-        kept.took(at(2), &happened(task(1), Event::BecameReady));
+        kept.took(at(2), happened(task(1), Event::BecameReady));
         assert!(kept.cached_bytes() > 0);
         let worker = WorkerName::new("w").unwrap();
-        kept.took(at(3), &happened(task(1), Event::Acked { worker }));
+        kept.took(at(3), happened(task(1), Event::Acked { worker }));
         assert_eq!(kept.cached_bytes(), 0);
     }
 
     #[test]
     fn an_envelope_stays_in_memory_until_it_is_on_disk() {
         let mut kept = Keep::new(0);
-        kept.took(at(1), &keep(task(1)));
+        kept.took(at(1), keep(task(1)));
         assert!(kept.envelope(slot(task(1)), task(1)).is_some());
         kept.cut(NewsTable::default());
         assert!(kept.envelope(slot(task(1)), task(1)).is_some());
@@ -280,11 +285,11 @@ mod tests {
         let room_for_two = 2 * (8 + CACHED_OVERHEAD_BYTES);
         let mut kept = Keep::new(room_for_two);
         for n in 1..=4 {
-            kept.took(at(n), &keep(task(n)));
+            kept.took(at(n), keep(task(n)));
         }
         let worker = WorkerName::new("w").unwrap();
         let claimed = Event::Claimed { worker, attempt: 1, fence: model::Fence(1) };
-        kept.took(at(5), &happened(task(1), claimed));
+        kept.took(at(5), happened(task(1), claimed));
         let writing = kept.cut(NewsTable::default());
         assert_eq!(cacheable(&writing.sorted(), usize::MAX).len(), 3);
         assert_eq!(cacheable(&writing.sorted(), kept.room()).len(), 2);
@@ -297,16 +302,16 @@ mod tests {
             .map(task)
             .collect::<Vec<_>>();
         kept.claimed(cached[0]);
-        kept.took(at(6), &Effect::Forget { task: cached[1] });
+        kept.took(at(6), Effect::Forget { task: cached[1] });
         assert_eq!(kept.cached_bytes(), 0);
     }
 
     #[test]
     fn history_is_bounded_but_never_below_its_limit() {
         let mut kept = Keep::new(0);
-        kept.took(at(1), &keep(task(1)));
+        kept.took(at(1), keep(task(1)));
         for index in 0..1_000 {
-            kept.took(at(index), &happened(task(1), Event::Enqueued { state: StateKind::Ready }));
+            kept.took(at(index), happened(task(1), Event::Enqueued { state: StateKind::Ready }));
         }
         let [_, news] = kept.news(slot(task(1)), task(1));
         let history = news.unwrap().history;

@@ -16,6 +16,8 @@ const LINES_KEPT_MAX: usize = 8;
 const ROW_BYTES: usize = 48;
 /// About what a line of history takes in a row.
 const LINE_BYTES: usize = 48;
+/// The word that a task went takes about so much less memory than the news of one that is there.
+const GONE_PER_TASK: usize = 8;
 
 /// What came of one task since the last cut.
 #[derive(Clone, Debug)]
@@ -75,6 +77,8 @@ pub(crate) struct NewsTable {
     news: Vec<News>,
     /// Places that no task has.
     free: Vec<u32>,
+    /// How many say only that a task went.
+    gone: usize,
 }
 
 impl NewsTable {
@@ -90,6 +94,11 @@ impl NewsTable {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How many tasks that are there would take as much memory.
+    pub(crate) fn weight(&self) -> usize {
+        self.len() - self.gone + self.gone / GONE_PER_TASK
     }
 
     /// The news of a task that lies in this slot, if there are any.
@@ -139,6 +148,7 @@ impl NewsTable {
         } else {
             // Nobody else gets this place before the cut, so its room goes.
             (news.gone, news.history) = (true, Vec::new());
+            self.gone += 1;
         }
         self.places.clear(slot);
     }
@@ -152,10 +162,12 @@ impl NewsTable {
     pub(crate) fn sorted(&self) -> Vec<&News> {
         let mut is_free = vec![false; self.news.len()];
         self.free.iter().for_each(|place| is_free[*place as usize] = true);
-        let used = self.news.iter().zip(is_free).filter(|(_, is_free)| !is_free);
-        let mut all: Vec<&News> = used.map(|(news, _)| news).collect();
-        all.sort_unstable_by_key(|news| (news.task, !news.gone));
-        all
+        let used = (0..self.news.len()).filter(|place| !is_free[*place]);
+        // The ids themselves: looking each up for every comparison would wait for memory.
+        let mut all: Vec<(TaskId, bool, u32)> =
+            used.map(|place| (self.news[place].task, !self.news[place].gone, place as u32)).collect();
+        all.sort_unstable();
+        all.into_iter().map(|(_, _, place)| &self.news[place as usize]).collect()
     }
 }
 
@@ -234,6 +246,7 @@ mod tests {
         let all: Vec<_> =
             table.sorted().iter().map(|news| (news.task, news.history.len(), news.gone)).collect();
         assert_eq!(all, [(task(1), 3, false), (task(2), 2, false), (task(3), 0, true)]);
+        assert_eq!((table.len(), table.weight()), (3, 2), "that a task went weighs little");
         assert_eq!(table.get(10_000, task(2)).unwrap().history, [line(1), line(5)]);
         assert!(table.get(10_000, task(1)).is_none() && table.get(9_999, task(2)).is_none());
         assert!(table.get(Slot::MAX, task(1)).is_none());

@@ -27,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) answers_kib: Arc<Semaphore>,
     /// Streams of workers that are open.
     pub(crate) work_streams: AtomicU32,
+    /// When this began: times that all streams shall share are counted from here.
     pub(crate) began: Instant,
     stopping: CancellationToken,
 }

@@ -2,17 +2,18 @@
 //!
 //! Knows no database. Next: `checkpoint.rs`, which applies it in one transaction.
 
+use std::collections::BTreeMap;
+
 /// Puts and deletes of numbered tables. The order of calls does not matter, but for the same key: there the
 /// last one counts.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     data: Vec<u8>,
-    changes: Vec<Change>,
+    tables: BTreeMap<u8, Vec<Change>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Change {
-    table: u8,
     is_put: bool,
     start: usize,
     key_bytes: usize,
@@ -28,9 +29,9 @@ impl Batch {
         Batch::default()
     }
 
-    /// Nothing yet, with room for so many changes and so many bytes of keys and values.
-    pub fn with_room(changes: usize, bytes: usize) -> Batch {
-        Batch { data: Vec::with_capacity(bytes), changes: Vec::with_capacity(changes) }
+    /// Nothing yet, with room for so many bytes of keys and values.
+    pub fn with_room(bytes: usize) -> Batch {
+        Batch { data: Vec::with_capacity(bytes), tables: BTreeMap::new() }
     }
 
     /// Sets a key.
@@ -45,7 +46,7 @@ impl Batch {
 
     /// How many changes.
     pub fn len(&self) -> usize {
-        self.changes.len()
+        self.tables.values().map(Vec::len).sum()
     }
 
     /// Whether there are none.
@@ -61,7 +62,7 @@ impl Batch {
     /// Forgets all, and keeps the memory for the next.
     pub fn clear(&mut self) {
         self.data.clear();
-        self.changes.clear();
+        self.tables.values_mut().for_each(Vec::clear);
     }
 
     fn change(&mut self, table: u8, key: &[u8], value: Option<&[u8]>) {
@@ -70,26 +71,32 @@ impl Batch {
         self.data.extend_from_slice(value.unwrap_or_default());
         let value_bytes = value.map_or(0, <[u8]>::len);
         let is_put = value.is_some();
-        self.changes.push(Change { table, is_put, start, key_bytes: key.len(), value_bytes });
+        self.tables.entry(table).or_default().push(Change {
+            is_put,
+            start,
+            key_bytes: key.len(),
+            value_bytes,
+        });
     }
 
     /// The changes by table, each key once, in order.
-    pub(crate) fn tables(&self) -> Vec<(u8, Vec<KeyChange<'_>>)> {
-        let mut sorted: Vec<&Change> = self.changes.iter().collect();
-        // Stable: of two changes of a key, the later one stays later.
-        sorted.sort_by(|a, b| (a.table, self.key(a)).cmp(&(b.table, self.key(b))));
-        let mut tables: Vec<(u8, Vec<KeyChange<'_>>)> = Vec::new();
-        for change in sorted {
-            if tables.last().is_none_or(|(table, _)| *table != change.table) {
-                tables.push((change.table, Vec::new()));
-            }
-            let Some((_, changes)) = tables.last_mut() else { continue };
-            if changes.last().is_some_and(|(key, _)| *key == self.key(change)) {
-                changes.pop();
-            }
-            changes.push((self.key(change), self.value(change)));
+    pub(crate) fn tables(&self) -> impl Iterator<Item = (u8, Vec<KeyChange<'_>>)> {
+        let some = self.tables.iter().filter(|(_, changes)| !changes.is_empty());
+        some.map(|(table, changes)| (*table, self.sorted(changes)))
+    }
+
+    fn sorted(&self, changes: &[Change]) -> Vec<KeyChange<'_>> {
+        // Most keys are no longer than what stands beside them: looking each up for every comparison would wait for memory.
+        let mut sorted: Vec<(u128, &Change)> =
+            changes.iter().map(|change| (beginning(self.key(change)), change)).collect();
+        // Stable: of two changes of a key, the later one stays later. Those that are in order already cost one look.
+        sorted.sort_by(|(a, one), (b, other)| a.cmp(b).then_with(|| self.key(one).cmp(self.key(other))));
+        let mut last_words: Vec<KeyChange<'_>> = Vec::with_capacity(sorted.len());
+        for (_, change) in sorted {
+            last_words.pop_if(|(key, _)| *key == self.key(change));
+            last_words.push((self.key(change), self.value(change)));
         }
-        tables
+        last_words
     }
 
     fn key(&self, change: &Change) -> &[u8] {
@@ -100,6 +107,14 @@ impl Batch {
         let start = change.start + change.key_bytes;
         change.is_put.then(|| &self.data[start..start + change.value_bytes])
     }
+}
+
+/// The first 16 bytes of a key: keys of which these are in order are in order.
+fn beginning(key: &[u8]) -> u128 {
+    let mut bytes = [0; 16];
+    let len = key.len().min(bytes.len());
+    bytes[..len].copy_from_slice(&key[..len]);
+    u128::from_be_bytes(bytes)
 }
 
 #[cfg(test)]
@@ -115,11 +130,24 @@ mod tests {
         batch.put(2, b"b", b"2");
         batch.put(2, b"c", b"3");
         batch.delete(2, b"c");
-        let tables = batch.tables();
+        let tables: Vec<_> = batch.tables().collect();
         assert_eq!(tables[0], (1, vec![(&b"z"[..], Some(&b""[..]))]));
         assert_eq!(tables[1].1, [(&b"a"[..], None), (b"b", Some(&b"2"[..])), (b"c", None)]);
         assert_eq!((batch.len(), batch.bytes()), (6, 9));
         batch.clear();
-        assert!(batch.is_empty() && batch.tables().is_empty());
+        assert!(batch.is_empty() && batch.tables().next().is_none());
+    }
+    #[test]
+    fn keys_of_any_length_come_out_in_order() {
+        let long = |last: u8| [&[7; 20][..], &[last]].concat();
+        let keys = [long(2), vec![7; 16], vec![], vec![7, 0], long(1), vec![7], vec![0], vec![7; 15]];
+        let mut batch = Batch::new();
+        keys.iter().for_each(|key| batch.put(1, key, b""));
+        batch.delete(1, &long(1));
+        let mut expected: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        expected.sort();
+        let (_, changes) = batch.tables().next().unwrap();
+        assert_eq!(changes.iter().map(|(key, _)| *key).collect::<Vec<_>>(), expected);
+        assert_eq!(changes.iter().filter(|(_, value)| value.is_none()).count(), 1, "the last word counts");
     }
 }

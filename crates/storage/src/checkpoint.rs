@@ -572,10 +572,21 @@ fn remove(table: &mut Table<'_, &[u8], &[u8]>, keys: &[KeyChange<'_>]) -> Result
         remove(table, some)?;
         return remove(table, rest);
     }
-    let mut seen = 0;
+    let (mut seen, mut next) = (0, 0);
     table.retain_in::<&[u8], _>(*first..=*last, |key, _| {
         seen += 1;
-        keys.binary_search_by(|(removed, _)| (*removed).cmp(key)).is_err()
+        // The next one, nearly always.
+        if keys.get(next).is_some_and(|(removed, _)| *removed == key) {
+            next += 1;
+            return false;
+        }
+        match keys.binary_search_by(|(removed, _)| (*removed).cmp(key)) {
+            Ok(at) => {
+                next = at + 1;
+                false
+            }
+            Err(_) => true,
+        }
     })?;
     // A damaged key that is out of its order ends the walk before its end.
     if seen < rows {

@@ -44,13 +44,7 @@ pub(crate) fn push_enqueue(tasks: &[NewTask], atomic: bool, part: &mut BytesMut)
         return false;
     }
     let each: usize = tasks.iter().map(task_bytes).map(|bytes| 1 + counted(bytes)).sum();
-    let enqueue = each + if atomic { 2 } else { 0 };
-    let command = 1 + counted(enqueue);
-    part.reserve(1 + counted(command));
-    for (key, bytes) in [(COMMAND, command), (ENQUEUE, enqueue)] {
-        part.put_u8(key);
-        encode_varint(bytes as u64, part);
-    }
+    put_heads(ENQUEUE, each + if atomic { 2 } else { 0 }, part);
     for task in tasks {
         part.put_u8(ENQUEUE_TASK);
         encode_varint(task_bytes(task) as u64, part);
@@ -69,13 +63,7 @@ pub(crate) fn push_ack(ack: &Ack, part: &mut BytesMut) -> bool {
     }
     let fence = if ack.fence.0 == 0 { 0 } else { 1 + encoded_len_varint(ack.fence.0) };
     let output = if ack.output.is_empty() { 0 } else { 1 + counted(ack.output.len()) };
-    let body = 2 + bits_bytes(ack.task.bits()) + fence + output;
-    let command = 1 + counted(body);
-    part.reserve(1 + counted(command));
-    for (key, bytes) in [(COMMAND, command), (ACK, body)] {
-        part.put_u8(key);
-        encode_varint(bytes as u64, part);
-    }
+    put_heads(ACK, 2 + bits_bytes(ack.task.bits()) + fence + output, part);
     put_bits(ACK_TASK, ack.task.bits(), part);
     if fence > 0 {
         part.put_u8(ACK_FENCE);
@@ -87,6 +75,16 @@ pub(crate) fn push_ack(ack: &Ack, part: &mut BytesMut) -> bool {
         part.put_slice(&ack.output);
     }
     true
+}
+
+/// Begins a command of a kind whose own fields take so many bytes, and makes room for all of it.
+fn put_heads(kind: u8, bytes: usize, part: &mut BytesMut) {
+    let command = 1 + counted(bytes);
+    part.reserve(1 + counted(command));
+    for (key, bytes) in [(COMMAND, command), (kind, bytes)] {
+        part.put_u8(key);
+        encode_varint(bytes as u64, part);
+    }
 }
 
 /// So many bytes with their count before them.

@@ -64,7 +64,7 @@ impl Shard {
         limits: Limits,
         effects: &mut Effects,
     ) -> Result<Enqueued, Rejection> {
-        match self.check(&task, limits, &Ahead::default())? {
+        match self.check(&task, limits, None)? {
             Verdict::Known(known) => Ok(known),
             Verdict::New(scoped) => Ok(self.insert(at, task, &scoped, effects)),
         }
@@ -73,7 +73,7 @@ impl Shard {
     fn check_all(&self, tasks: &[NewTask]) -> Result<(), Rejection> {
         let mut ahead = Ahead::default();
         for (n, task) in tasks.iter().enumerate() {
-            match self.check(task, Limits::Count, &ahead) {
+            match self.check(task, Limits::Count, Some(&ahead)) {
                 Ok(Verdict::Known(_)) => {}
                 Ok(Verdict::New(scoped)) => ahead.add(task, &scoped),
                 Err(because) => return Err(Rejection::NotAtomic { n, because: Box::new(because) }),
@@ -82,7 +82,7 @@ impl Shard {
         Ok(())
     }
 
-    fn check(&self, task: &NewTask, limits: Limits, ahead: &Ahead) -> Result<Verdict, Rejection> {
+    fn check(&self, task: &NewTask, limits: Limits, ahead: Option<&Ahead>) -> Result<Verdict, Rejection> {
         debug_assert_eq!(task.id.shard(), self.id, "the router sends a task to the shard in its id");
         let queue = self.queues.find(&task.queue).map(|no| &self.queues[no]);
         let scoped = Scoped::of(task, queue.is_some_and(|queue| queue.is_pinned()));
@@ -91,7 +91,7 @@ impl Shard {
             let state = self.tasks[slot].state;
             return Ok(Verdict::Known(Enqueued { id: task.id, duplicate: true, state }));
         }
-        if ahead.ids.contains(&task.id) {
+        if ahead.is_some_and(|ahead| ahead.ids.contains(&task.id)) {
             return Ok(Verdict::Known(Enqueued { id: task.id, duplicate: true, state: StateKind::Ready }));
         }
         if let Some(key) = scoped.dedup
@@ -103,7 +103,7 @@ impl Shard {
             };
         }
         if let Some(key) = scoped.unique
-            && let Some(&holder) = self.unique.get(&key).or_else(|| ahead.unique.get(&key))
+            && let Some(&holder) = self.unique.get(&key).or_else(|| ahead?.unique.get(&key))
         {
             return Err(Rejection::NotUnique { holder });
         }
@@ -114,7 +114,11 @@ impl Shard {
         Ok(Verdict::New(scoped))
     }
 
-    fn dedup_holder(&self, key: KeyHash, ahead: &Ahead) -> Option<(model::Digest, model::TaskId, StateKind)> {
+    fn dedup_holder(
+        &self,
+        key: KeyHash,
+        ahead: Option<&Ahead>,
+    ) -> Option<(model::Digest, model::TaskId, StateKind)> {
         if let Some(entry) = self.dedup.get(&key) {
             let state = match entry.gone {
                 Some(gone) => gone.state,
@@ -122,7 +126,7 @@ impl Shard {
             };
             return Some((entry.digest, entry.task, state));
         }
-        ahead.dedup.get(&key).map(|&(digest, holder)| (digest, holder, StateKind::Ready))
+        ahead?.dedup.get(&key).map(|&(digest, holder)| (digest, holder, StateKind::Ready))
     }
 
     /// A pinned queue lives in one shard. Whoever places by older settings is told, not followed.
@@ -132,7 +136,12 @@ impl Shard {
         if is_elsewhere { Err(Rejection::Moved { queue: task.queue.clone() }) } else { Ok(()) }
     }
 
-    fn check_room(&self, task: &NewTask, queue: Option<&Queue>, ahead: &Ahead) -> Result<(), Rejection> {
+    fn check_room(
+        &self,
+        task: &NewTask,
+        queue: Option<&Queue>,
+        ahead: Option<&Ahead>,
+    ) -> Result<(), Rejection> {
         let Some(queue) = queue else {
             self.check_queues(&task.queue, ahead)?;
             // As it will be once it is made: an atomic request may bring many of its tasks.
@@ -141,16 +150,17 @@ impl Shard {
         self.check_queue(queue, task, ahead)
     }
 
-    fn check_queue(&self, queue: &Queue, task: &NewTask, ahead: &Ahead) -> Result<(), Rejection> {
+    fn check_queue(&self, queue: &Queue, task: &NewTask, ahead: Option<&Ahead>) -> Result<(), Rejection> {
         let policy = queue.policy();
-        let waiting = queue.live() + ahead.tasks.get(&task.queue).copied().unwrap_or(0);
+        let count = |of: &BTreeMap<QueueName, u64>| of.get(&task.queue).copied().unwrap_or(0);
+        let waiting = queue.live() + ahead.map_or(0, |ahead| count(&ahead.tasks));
         if let Some(max) = policy.tasks_max
             && waiting >= queue.share(max, self.shards)
         {
             let queue = task.queue.clone();
             return Err(Rejection::QueueFull { queue, count: waiting, what: "tasks", limit: "tasks_max" });
         }
-        let keys = queue.dedup_keys + ahead.dedup_counts.get(&task.queue).copied().unwrap_or(0);
+        let keys = queue.dedup_keys + ahead.map_or(0, |ahead| count(&ahead.dedup_counts));
         if task.wishes().dedup.is_some() && keys >= queue.share(policy.dedup_keys_max, self.shards) {
             let queue = task.queue.clone();
             let (what, limit) = ("dedup keys", "dedup_keys_max");
@@ -159,8 +169,9 @@ impl Shard {
         Ok(())
     }
 
-    fn check_queues(&self, queue: &QueueName, ahead: &Ahead) -> Result<(), Rejection> {
-        let others = ahead.tasks.keys().filter(|name| *name != queue && self.queues.find(name).is_none());
+    fn check_queues(&self, queue: &QueueName, ahead: Option<&Ahead>) -> Result<(), Rejection> {
+        let ahead = ahead.into_iter().flat_map(|ahead| ahead.tasks.keys());
+        let others = ahead.filter(|name| *name != queue && self.queues.find(name).is_none());
         let count = (self.queues.len() + others.count()) as u64;
         if count < limits::QUEUES_MAX {
             return Ok(());

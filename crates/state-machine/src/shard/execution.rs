@@ -146,7 +146,7 @@ pub(super) struct ClaimRecord {
     pub session: Option<SessionId>,
     pub hold: Millis,
     pub since: WallTime,
-    pub progress: Option<(u8, String)>,
+    pub progress: Option<Box<(u8, String)>>,
 }
 
 impl Execution {

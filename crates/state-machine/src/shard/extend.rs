@@ -38,7 +38,7 @@ impl Shard {
         let slot = self.holding(id, fence)?;
         self.touch(slot);
         let claim = self.claims.get_mut(&slot).expect("a claimed task has a claim");
-        claim.progress = Some((percent, note));
+        claim.progress = Some(Box::new((percent, note)));
         let task = &self.tasks[slot];
         let deadline = wall_at(at, task.deadline());
         Ok(Reply::Held { deadline, cancel_requested: task.flags.has(Flags::CANCEL) })

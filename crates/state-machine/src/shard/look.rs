@@ -66,7 +66,7 @@ impl Shard {
             since: claim.since,
             deadline: self.wall_of(task.deadline()),
             cancel_requested: task.flags.has(Flags::CANCEL),
-            progress: claim.progress.clone(),
+            progress: claim.progress.as_deref().cloned(),
         });
         TaskView {
             id: task.id,

@@ -328,8 +328,10 @@ impl Hasher for FixedHasher {
         self.0 = xxhash_rust::xxh3::xxh3_64_with_seed(bytes, self.0);
     }
 
+    /// Slots: those of tasks that came together are in a row, and so is what is kept under them.
     fn write_u32(&mut self, value: u32) {
-        self.write_u64(value.into());
+        let value = u64::from(value);
+        self.0 ^= value ^ value.wrapping_mul(0x9e37_79b9_7f4a_7c15) & tasks::TAG;
     }
 
     fn write_u64(&mut self, value: u64) {

@@ -148,7 +148,7 @@ impl Outcomes {
 
 impl Outcome {
     /// What it takes in a record.
-    pub(super) const BYTES: usize = 3 * 8 + 16 + 4;
+    const BYTES: usize = 3 * 8 + 16 + 4;
 
     pub(super) fn write(&self, w: &mut Writer) {
         // In one piece: every task leaves one.

@@ -160,7 +160,7 @@ pub(super) fn write_execution(w: &mut Writer, task: &Execution, claim: Option<&C
         w.option(claim.session, |w, session| w.u128(session.0));
         w.millis(claim.hold);
         w.u64(claim.since.millis());
-        w.option(claim.progress.as_ref(), |w, (percent, note)| {
+        w.option(claim.progress.as_deref(), |w, (percent, note)| {
             w.u8(*percent);
             w.str(note);
         });
@@ -252,7 +252,7 @@ pub(super) fn read_execution(id: TaskId, bytes: &[u8]) -> Read<(Execution, Optio
             session: r.option(|r| r.u128().map(SessionId))?,
             hold: r.millis()?,
             since: r.wall()?,
-            progress: r.option(|r| Ok((r.u8()?, r.str()?.to_owned())))?,
+            progress: r.option(|r| Ok(Box::new((r.u8()?, r.str()?.to_owned()))))?,
         })
     })?;
     r.end()?;
