@@ -106,6 +106,16 @@ impl TaskId {
         ShardId(self.shard_bits())
     }
 
+    /// Its text, as it is displayed. By hand: every answer has one, and the formatting of numbers costs as much as encoding
+    /// the answer.
+    pub fn text(self) -> [u8; 36] {
+        let mut text = [b'-'; 36];
+        for (byte, place) in self.0.to_be_bytes().into_iter().zip(PLACES) {
+            text[place..place + 2].copy_from_slice(&DIGITS[usize::from(byte)]);
+        }
+        text
+    }
+
     fn shard_bits(self) -> u16 {
         ((self.0 >> 64) & 0xfff) as u16
     }
@@ -126,12 +136,7 @@ const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 
 
 impl fmt::Display for TaskId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // By hand: every answer has one, and the formatting of numbers costs as much as encoding the answer.
-        let mut text = [b'-'; 36];
-        for (byte, place) in self.0.to_be_bytes().into_iter().zip(PLACES) {
-            text[place..place + 2].copy_from_slice(&DIGITS[usize::from(byte)]);
-        }
-        f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
+        f.write_str(std::str::from_utf8(&self.text()).map_err(|_| fmt::Error)?)
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Instant;
 
+use bytes::BytesMut;
 use model::command::{Dedup, Unique};
 use model::{
     Command, Digest, Enqueued, FollowUp, Millis, NewTask, QueueName, QueuePolicy, QueueSettings, Rejection,
@@ -31,6 +32,9 @@ const COMMAND_TASKS_MAX: usize = 1_000;
 /// Bytes of envelopes in one command, unless they are atomic.
 const COMMAND_BYTES_MAX: usize = 1024 * 1024;
 
+/// What a plain envelope has beside kind and payload, at most.
+const BESIDE_PAYLOAD: usize = 16;
+
 /// How long tasks without keys go to the same of the shards that are led here.
 const NEAR_TURN: Millis = Millis(250);
 /// Where more calls than this wait for an entry, another shard is taken: it may use another core.
@@ -49,8 +53,8 @@ struct Sheet {
 /// A request's tasks, by shard.
 struct Sheets {
     sheets: Vec<Sheet>,
-    /// By place in the request; set already for those that were refused here.
-    results: Vec<Option<Result<Enqueued, Error>>>,
+    /// Those that were refused here, by place in the request.
+    refused: Vec<(usize, Error)>,
 }
 
 impl Node {
@@ -85,22 +89,20 @@ impl Inner {
         if !self.knows_queues() && self.pins_or_refuses_any(&tasks) {
             Box::pin(self.know_queues()).await?;
         }
-        let Sheets { sheets, mut results } = self.sort(tasks, atomic)?;
+        let count = tasks.len();
+        let Sheets { sheets, refused } = self.sort(tasks, atomic)?;
         let proposals = sheets.into_iter().map(|sheet| self.enqueue_in(sheet, atomic));
+        let mut results = Results::new(count, refused);
         let mut indexes = Vec::new();
         let mut failed = None;
         for (shard, places, outcome) in futures::future::join_all(proposals).await {
             match outcome {
                 Ok((index, outcomes)) => {
                     indexes.push((shard, index));
-                    for (place, outcome) in places.into_iter().zip(outcomes) {
-                        results[place] = Some(outcome.map_err(Error::from));
-                    }
+                    results.put(places, outcomes.into_iter().map(|outcome| outcome.map_err(Error::from)));
                 }
                 Err(error) => {
-                    for place in places {
-                        results[place] = Some(Err(error.clone()));
-                    }
+                    results.put(places, std::iter::repeat_with(|| Err(error.clone())));
                     // Nobody hears that nothing happened when nobody knows of one shard.
                     if failed != Some(Error::Timeout) {
                         failed = Some(error);
@@ -108,7 +110,8 @@ impl Inner {
                 }
             }
         }
-        let errors = results.iter().flatten().filter_map(|result| result.as_ref().err());
+        let value = results.all();
+        let errors = value.iter().filter_map(|result| result.as_ref().err());
         if errors.chain(&failed).any(is_moved) {
             // The next try is placed by what the shard knows already.
             Box::pin(self.refresh_settings()).await;
@@ -118,18 +121,19 @@ impl Inner {
         {
             return Err(error);
         }
-        let settled = |result: Option<_>| result.expect("every task is in a sheet or was refused");
-        Ok(Answer { value: results.into_iter().map(settled).collect(), indexes })
+        Ok(Answer { value, indexes })
     }
 
     /// Sorts tasks by shard and gives them ids.
     fn sort(&self, tasks: Vec<TaskSpec>, atomic: bool) -> Result<Sheets, Error> {
         let policies = self.policies.all();
-        let mut results: Vec<Option<Result<Enqueued, Error>>> = vec![None; tasks.len()];
+        let mut refused = Vec::new();
         let mut placed = Vec::with_capacity(tasks.len());
         let mut turns = Turns::Near;
+        let (mut bytes, mut last) = (0, None);
         for (place, task) in tasks.iter().enumerate() {
-            match self.check(task, &policies) {
+            bytes += task.kind.as_str().len() + task.payload.len() + BESIDE_PAYLOAD;
+            match self.check(task, &policies, &mut last) {
                 Ok(policy) => {
                     if policy.tasks_max.is_some() {
                         turns = Turns::Even;
@@ -138,49 +142,61 @@ impl Inner {
                 }
                 Err(error) if atomic => return Err(error),
                 Err(error) => {
-                    results[place] = Some(Err(error));
+                    refused.push((place, error));
                     placed.push(Placed::default());
                 }
             }
         }
         let mut anywhere = self.anywhere(&placed, atomic, turns)?;
-        let mut ids = self.ids.take(self.clock.wall(), tasks.len());
+        let count = tasks.len();
+        let mut ids = self.ids.take(self.clock.wall(), count);
         let mut sheets: Vec<Sheet> = Vec::new();
+        let mut passed = refused.iter().map(|(place, _)| *place).peekable();
+        let mut envelopes = BytesMut::with_capacity(bytes);
         for (place, (task, placed)) in tasks.into_iter().zip(placed).enumerate() {
-            if results[place].is_some() {
+            if passed.next_if_eq(&place).is_some() {
                 continue;
             }
             let shard = placed.shard.unwrap_or_else(|| anywhere.next());
-            let task = new_task(task, &placed, ids.next(shard));
-            match sheets.iter_mut().find(|sheet| sheet.shard == shard) {
-                Some(sheet) => {
-                    sheet.tasks.push(task);
-                    sheet.places.push(place);
-                }
-                None => sheets.push(Sheet { shard, tasks: vec![task], places: vec![place] }),
-            }
+            let task = new_task(task, &placed, ids.next(shard), &mut envelopes);
+            let at = sheets.iter().position(|sheet| sheet.shard == shard).unwrap_or_else(|| {
+                // Most requests have one.
+                let room = if sheets.is_empty() { count } else { 0 };
+                sheets.push(Sheet {
+                    shard,
+                    tasks: Vec::with_capacity(room),
+                    places: Vec::with_capacity(room),
+                });
+                sheets.len() - 1
+            });
+            sheets[at].tasks.push(task);
+            sheets[at].places.push(place);
         }
-        Ok(Sheets { sheets, results })
+        Ok(Sheets { sheets, refused })
     }
 
     /// Whether a task's queue is pinned or the task may not enter it, by what is known here.
     fn pins_or_refuses_any(&self, tasks: &[TaskSpec]) -> bool {
         let policies = self.policies.all();
         let is_spread = |policy: &QueuePolicy| policy.spread != Spread::Pinned;
-        !tasks.iter().all(|task| self.check(task, &policies).is_ok_and(is_spread))
+        let mut last = None;
+        !tasks.iter().all(|task| self.check(task, &policies, &mut last).is_ok_and(is_spread))
     }
 
-    /// The policy of the task's queue, if the task may enter it.
+    /// The policy of the task's queue, if the task may enter it. Most tasks have the queue of the `last` one.
     fn check<'a>(
         &'a self,
-        task: &TaskSpec,
+        task: &'a TaskSpec,
         policies: &'a HashMap<QueueName, QueueSettings>,
+        last: &mut Option<(&'a QueueName, &'a QueuePolicy)>,
     ) -> Result<&'a QueuePolicy, Error> {
-        let policy = match policies.get(&task.queue) {
-            Some(settings) => &settings.policy,
+        let at_hand = last.filter(|(queue, _)| **queue == task.queue).map(|(_, policy)| policy);
+        let policy = match at_hand.or_else(|| policies.get(&task.queue).map(|settings| &settings.policy)) {
+            Some(policy) => policy,
             None if self.auto_create => self.policies.default(),
             None => return Err(Rejection::UnknownQueue { queue: task.queue.clone() }.into()),
         };
+        *last = Some((&task.queue, policy));
         let bytes = task.payload.len() as u64;
         if bytes > policy.payload_bytes_max {
             return Err(Error::PayloadTooLarge { bytes, bytes_max: policy.payload_bytes_max });
@@ -303,9 +319,56 @@ impl Inner {
             }
             let placed = place::place(&task, policy.spread, self.groups.count());
             let shard = placed.shard.unwrap_or(source.shard());
-            Ok(FollowUp { shard, task: new_task(task, &placed, ids.next(shard)) })
+            Ok(FollowUp { shard, task: new_task(task, &placed, ids.next(shard), &mut BytesMut::new()) })
         };
         then.into_iter().map(follow_up).collect()
+    }
+}
+
+/// What became of a request's tasks, by their places in it.
+enum Results {
+    /// Of each, once it is known.
+    Each(Vec<Option<Result<Enqueued, Error>>>),
+    /// Nothing yet: all may be answered together, in their order.
+    None(usize),
+    /// Of all of them.
+    All(EnqueueResults),
+}
+
+impl Results {
+    fn new(count: usize, refused: Vec<(usize, Error)>) -> Results {
+        if refused.is_empty() {
+            return Results::None(count);
+        }
+        let mut results = vec![None; count];
+        for (place, error) in refused {
+            results[place] = Some(Err(error));
+        }
+        Results::Each(results)
+    }
+
+    /// Takes in what became of those at these places, which rise.
+    fn put(&mut self, places: Vec<usize>, outcomes: impl Iterator<Item = Result<Enqueued, Error>>) {
+        if let Results::None(count) = *self {
+            if places.len() == count {
+                *self = Results::All(outcomes.take(count).collect());
+                return;
+            }
+            *self = Results::Each(vec![None; count]);
+        }
+        let Results::Each(results) = self else { unreachable!("all were answered before") };
+        for (place, outcome) in places.into_iter().zip(outcomes) {
+            results[place] = Some(outcome);
+        }
+    }
+
+    fn all(self) -> EnqueueResults {
+        let settled = |result: Option<_>| result.expect("every task is in a sheet or was refused");
+        match self {
+            Results::All(results) => results,
+            Results::Each(results) => results.into_iter().map(settled).collect(),
+            Results::None(_) => unreachable!("a request has tasks"),
+        }
     }
 }
 
@@ -358,6 +421,10 @@ fn nth_shard(n: u64, count: u16) -> ShardId {
 
 /// Splits tasks into commands of bounded size.
 fn commands(tasks: Vec<NewTask>) -> Vec<Command> {
+    let bytes: usize = tasks.iter().map(|task| task.envelope.len()).sum();
+    if tasks.len() <= COMMAND_TASKS_MAX && bytes <= COMMAND_BYTES_MAX {
+        return vec![Command::Enqueue { tasks, atomic: false }];
+    }
     let mut commands = Vec::new();
     let mut some: Vec<NewTask> = Vec::new();
     let mut bytes = 0;
@@ -374,30 +441,40 @@ fn commands(tasks: Vec<NewTask>) -> Vec<Command> {
     commands
 }
 
-/// Makes the task that a shard takes in.
-fn new_task(task: TaskSpec, placed: &Placed, id: TaskId) -> NewTask {
+/// Makes the task that a shard takes in. Its envelope may share memory with others.
+fn new_task(task: TaskSpec, placed: &Placed, id: TaskId, envelopes: &mut BytesMut) -> NewTask {
     let compared = task
         .dedup
         .is_some()
         .then(|| Digest::new(&task.kind, task.content_type.as_deref().unwrap_or(""), &task.payload));
     let dedup = task.dedup.as_ref().zip(placed.dedup_key);
     let unique = task.unique.as_ref().zip(placed.unique_key);
-    let header = |(name, value)| Header { name, value };
     let (kind_hash, dedup, unique) = (
         task.kind.hash32(),
         dedup.map(|(&(_, window), key)| Dedup { key, window }),
         unique.map(|(&(_, until), key)| Unique { key, until }),
     );
-    let envelope = Envelope {
-        kind: task.kind.as_str().to_owned(),
-        payload: task.payload,
-        content_type: task.content_type,
-        headers: task.headers.into_iter().map(header).collect(),
-        order_key: task.order_key,
-        dedup_key: task.dedup.map(|(key, _)| key),
-        unique_key: task.unique.map(|(key, _)| key),
-    }
-    .to_bytes();
+    let is_plain = task.content_type.is_none()
+        && task.headers.is_empty()
+        && task.order_key.is_none()
+        && task.dedup.is_none()
+        && task.unique.is_none();
+    let envelope = if is_plain {
+        Envelope::append_plain(task.kind.as_str(), &task.payload, envelopes);
+        envelopes.split().freeze()
+    } else {
+        let header = |(name, value)| Header { name, value };
+        Envelope {
+            kind: task.kind.as_str().to_owned(),
+            payload: task.payload,
+            content_type: task.content_type,
+            headers: task.headers.into_iter().map(header).collect(),
+            order_key: task.order_key,
+            dedup_key: task.dedup.map(|(key, _)| key),
+            unique_key: task.unique.map(|(key, _)| key),
+        }
+        .to_bytes()
+    };
     NewTask {
         id,
         queue: task.queue,

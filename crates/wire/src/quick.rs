@@ -88,7 +88,7 @@ fn put_heads(kind: u8, bytes: usize, part: &mut BytesMut) {
 }
 
 /// So many bytes with their count before them.
-fn counted(bytes: usize) -> usize {
+pub(crate) fn counted(bytes: usize) -> usize {
     encoded_len_varint(bytes as u64) + bytes
 }
 
@@ -191,7 +191,7 @@ fn task(whole: &Bytes, mut rest: &[u8], like: Option<&QueueName>) -> Option<NewT
     Some(NewTask { id: id?, queue: queue?, kind_hash, digest: digest?, priority, wishes: None, envelope })
 }
 
-fn queue_name(text: &[u8], like: Option<&QueueName>) -> Option<QueueName> {
+pub(crate) fn queue_name(text: &[u8], like: Option<&QueueName>) -> Option<QueueName> {
     match like.filter(|like| like.as_str().as_bytes() == text) {
         Some(like) => Some(like.clone()),
         None => QueueName::new(std::str::from_utf8(text).ok()?).ok(),
@@ -225,13 +225,13 @@ fn bits(mut rest: &[u8]) -> Option<u128> {
 }
 
 /// The key of the next field. They stand in the order of their numbers, each at most once.
-fn next_key(rest: &mut &[u8], last: &mut u8) -> Option<u8> {
+pub(crate) fn next_key(rest: &mut &[u8], last: &mut u8) -> Option<u8> {
     let key = byte(rest).filter(|key| key > last)?;
     *last = key;
     Some(key)
 }
 
-fn byte(rest: &mut &[u8]) -> Option<u8> {
+pub(crate) fn byte(rest: &mut &[u8]) -> Option<u8> {
     let (first, others) = rest.split_first()?;
     *rest = others;
     Some(*first)
@@ -244,7 +244,7 @@ fn array<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
 }
 
 /// Bytes with their count before them.
-fn piece<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+pub(crate) fn piece<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let bytes = usize::try_from(decode_varint(rest).ok()?).ok()?;
     let (first, others) = rest.split_at_checked(bytes)?;
     *rest = others;

@@ -118,7 +118,7 @@ pub(super) async fn settle(app: &App, request: grpc::SettleRequest) -> Answered<
         sorted.add(n as u64, outcome).map_err(|error| nth("outcomes", n, error))?;
     }
     let fate = ask.as_ref().map_or(Fate::Keep, Ask::undelivered);
-    let settling = sorted.settle(&app.node);
+    let settling = sorted.settle::<Vec<_>>(&app.node);
     // One that waits is made at the same time: what the acks free reaches it while it waits.
     let ((mut results, mut indexes), claimed) = match ask {
         Some(ask) if ask.waits() => {

@@ -16,10 +16,9 @@ use node::Node;
 use node::call::TaskSpec;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Status, Streaming};
-use wire::grpc;
-use wire::grpc::enqueue_result::Outcome;
+use wire::grpc::streams::{Given, Item, WrittenResults};
 use wire::http::parse::check_at_most;
-use wire::http::{Code, Invalid, Problem};
+use wire::http::{Code, Problem};
 
 use super::enqueue::no_task;
 use super::under_way::UnderWay;
@@ -35,24 +34,19 @@ const ITEMS_MAX: usize = 1_000;
 const BYTES_MAX: usize = 1024 * 1024;
 
 /// Answers a stream of items.
-pub(super) fn run(
-    app: App,
-    items: Streaming<grpc::EnqueueItem>,
-) -> BoxStream<'static, Result<grpc::EnqueueResults, Status>> {
+pub(super) fn run(app: App, items: Streaming<Item>) -> BoxStream<'static, Result<WrittenResults, Status>> {
     let stopping = Box::pin(app.stopping().clone().cancelled_owned());
     let (node, calls) = (app.node.clone(), UnderWay::default());
     Work { node, items, has_ended: false, end: None, calls, stopping }.boxed()
 }
 
-type Results = Vec<grpc::EnqueueResult>;
-
 struct Work {
     node: Node,
-    items: Streaming<grpc::EnqueueItem>,
+    items: Streaming<Item>,
     has_ended: bool,
     /// What is said at the end, when it is not a good one.
     end: Option<Status>,
-    calls: UnderWay<Results>,
+    calls: UnderWay<WrittenResults>,
     stopping: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
@@ -66,7 +60,7 @@ struct Batch {
 
 impl Work {
     /// Takes what has arrived. What was wrong with some of it is answered at once.
-    fn poll_items(&mut self, context: &mut Context<'_>, refused: &mut Results) -> Batch {
+    fn poll_items(&mut self, context: &mut Context<'_>, refused: &mut WrittenResults) -> Batch {
         let mut batch = Batch::default();
         while !self.has_ended && batch.seqs.len() < ITEMS_MAX && batch.bytes < BYTES_MAX {
             match self.items.poll_next_unpin(context) {
@@ -95,7 +89,7 @@ impl Work {
 }
 
 impl Stream for Work {
-    type Item = Result<grpc::EnqueueResults, Status>;
+    type Item = Result<WrittenResults, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let work = &mut *self;
@@ -103,7 +97,7 @@ impl Stream for Work {
             // What is under way is still answered.
             (work.has_ended, work.end) = (true, Some(stopping()));
         }
-        let mut results = Results::new();
+        let mut results = WrittenResults::default();
         while !work.has_ended && work.calls.len() < CALLS_MAX {
             let batch = work.poll_items(context, &mut results);
             let is_full = batch.seqs.len() >= ITEMS_MAX || batch.bytes >= BYTES_MAX;
@@ -115,10 +109,10 @@ impl Stream for Work {
             }
         }
         while let Poll::Ready(told) = work.calls.poll_next(context) {
-            results.extend(told);
+            results.join(told);
         }
         if !results.is_empty() {
-            return Poll::Ready(Some(Ok(grpc::EnqueueResults { results })));
+            return Poll::Ready(Some(Ok(results)));
         }
         if !work.has_ended || !work.calls.is_empty() {
             return Poll::Pending;
@@ -129,8 +123,10 @@ impl Stream for Work {
 
 impl Batch {
     /// Takes in what one message brought.
-    fn add_all(&mut self, item: grpc::EnqueueItem, refused: &mut Results) -> Result<(), Refusal> {
+    fn add_all(&mut self, item: Item, refused: &mut WrittenResults) -> Result<(), Refusal> {
         check_at_most("more", &item.more, limits::ENQUEUE_TASKS_MAX)?;
+        self.seqs.reserve(1 + item.more.len());
+        self.specs.reserve(1 + item.more.len());
         self.add(item.seq, item.task, refused);
         for (seq, task) in (1..).map(|n| item.seq.wrapping_add(n)).zip(item.more) {
             self.add(seq, Some(task), refused);
@@ -138,44 +134,39 @@ impl Batch {
         Ok(())
     }
 
-    fn add(&mut self, seq: u64, task: Option<grpc::Task>, refused: &mut Results) {
-        match task.map(read::task) {
+    fn add(&mut self, seq: u64, task: Option<Given>, refused: &mut WrittenResults) {
+        match task.map(read::given) {
             Some(Ok(spec)) => {
                 self.bytes += spec.payload.len();
                 self.seqs.push(seq);
                 self.specs.push(spec);
             }
-            Some(Err(invalid)) => refused.push(wrong(seq, invalid)),
-            None => refused.push(result(seq, Outcome::Error(status::error(no_task().into_problem())))),
+            Some(Err(invalid)) => refused.add_error(seq, status::error(Problem::from(invalid))),
+            None => refused.add_error(seq, status::error(no_task().into_problem())),
         }
     }
 
-    async fn enqueue(self, node: &Node) -> Results {
-        let (mut specs, mut told) = (self.specs, Vec::with_capacity(self.seqs.len()));
+    async fn enqueue(self, node: &Node) -> WrittenResults {
+        let (mut specs, mut seqs) = (self.specs, self.seqs.into_iter());
+        let mut results = WrittenResults::with_room(seqs.len());
         // One message may bring as many as a call takes, and others came before it.
         while !specs.is_empty() {
             let rest = specs.split_off(specs.len().min(limits::ENQUEUE_TASKS_MAX));
-            let count = specs.len();
+            let seqs = seqs.by_ref().take(specs.len());
             match node.enqueue(std::mem::replace(&mut specs, rest), false).await {
-                Ok(answer) => told.extend(answer.value),
+                Ok(answer) => seqs.zip(&answer.value).for_each(|(seq, told)| match told {
+                    Ok(enqueued) => {
+                        let (status, state) = tell::words(enqueued);
+                        results.add_enqueued(seq, enqueued.id, status, state);
+                    }
+                    Err(error) => results.add_error(seq, tell::refused(error)),
+                }),
                 // It is the same for all of them.
-                Err(error) => told.extend(vec![Err(error); count]),
+                Err(error) => seqs.for_each(|seq| results.add_error(seq, tell::refused(&error))),
             }
         }
-        let outcome = |told: Result<_, node::Error>| match told {
-            Ok(enqueued) => Outcome::Enqueued(tell::enqueued(&enqueued)),
-            Err(error) => Outcome::Error(tell::refused(&error)),
-        };
-        self.seqs.into_iter().zip(told).map(|(seq, told)| result(seq, outcome(told))).collect()
+        results
     }
-}
-
-fn wrong(seq: u64, invalid: Invalid) -> grpc::EnqueueResult {
-    result(seq, Outcome::Error(status::error(Problem::from(invalid))))
-}
-
-fn result(seq: u64, outcome: Outcome) -> grpc::EnqueueResult {
-    grpc::EnqueueResult { seq, outcome: Some(outcome) }
 }
 
 /// What is said of an item that could not be read. One that is too large is the first without an answer.

@@ -29,7 +29,8 @@ use http::Request as HttpRequest;
 use http::header::CONTENT_TYPE;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming, async_trait};
-use wire::grpc::windlass_server::{SERVICE_NAME, Windlass, WindlassServer};
+use wire::grpc::served::windlass_server::{SERVICE_NAME, Windlass, WindlassServer};
+use wire::grpc::streams::{Item, WrittenResults};
 use wire::grpc::{self, DESCRIPTOR};
 use wire::http::fresh::StaleWord;
 
@@ -121,7 +122,7 @@ struct Face {
 #[async_trait]
 impl Windlass for Face {
     type WorkStream = work::Outgoing;
-    type EnqueueStreamStream = BoxStream<'static, Result<grpc::EnqueueResults, Status>>;
+    type EnqueueStreamStream = BoxStream<'static, Result<WrittenResults, Status>>;
     type EventsStream = cluster::Events;
 
     async fn work(
@@ -133,7 +134,7 @@ impl Windlass for Face {
 
     async fn enqueue_stream(
         &self,
-        request: Request<Streaming<grpc::EnqueueItem>>,
+        request: Request<Streaming<Item>>,
     ) -> Result<Response<Self::EnqueueStreamStream>, Status> {
         Ok(Response::new(enqueue_stream::run(self.app.clone(), request.into_inner())))
     }

@@ -8,6 +8,7 @@ use node::call::{Freshness, TaskSpec};
 use prost_types::Timestamp;
 use serde_json::value::RawValue;
 use wire::grpc;
+use wire::grpc::streams::{Given, Plain};
 use wire::http::claim::{ClaimRequest, QueueChoice};
 use wire::http::enqueue::{RetryRequest, TaskRequest, UniqueRequest, UniqueUntilWord, check_content_type};
 use wire::http::{Id, Invalid, Ms, Pairs, Session, Text, Time, parse};
@@ -49,6 +50,20 @@ pub(crate) fn task(task: grpc::Task) -> Result<TaskSpec, Invalid> {
         (spec.payload, spec.content_type) = (task.payload, Some(task.content_type));
     }
     Ok(spec)
+}
+
+/// The same, as a stream brings it.
+pub(crate) fn given(given: Given) -> Result<TaskSpec, Invalid> {
+    match given {
+        Given::Plain(Plain { queue, kind, payload }) => {
+            let mut spec = TaskSpec::new(queue, kind);
+            if !payload.is_empty() {
+                spec.payload = json("payload", &payload)?;
+            }
+            Ok(spec)
+        }
+        Given::Any(any) => task(*any),
+    }
 }
 
 /// Tasks under the name of the list that they stand in.

@@ -10,12 +10,15 @@ use node::call::{AckCall, Answer, ExtendCall, FailCall, Held, ProgressCall, Rele
 use wire::grpc;
 use wire::grpc::outcome::Outcome;
 use wire::grpc::outcome_result::Result as Told;
+use wire::grpc::streams::Written;
 use wire::http::parse::check_at_most;
-use wire::http::settle::{ExtendRequest, FailRequest, ProgressRequest, ReleaseRequest, check_output};
+use wire::http::settle::{
+    ExtendRequest, FailRequest, ProgressRequest, ReleaseRequest, SettleReply, check_output,
+};
 use wire::http::{Invalid, Ms};
 
 use super::{read, tell};
-use crate::http::settle::{extend_call, fail_call, progress_call, release_call};
+use crate::http::settle::{done, extend_call, fail_call, failed, progress_call, release_call, released};
 use crate::reply::Indexes;
 
 /// Calls of one kind, each with the number that its result carries.
@@ -73,18 +76,18 @@ impl Sorted {
 
     /// Does them all, and tells what became of each, in no order. What keeps a claim is proposed before what ends
     /// one: a worker may send both in one breath.
-    pub(super) async fn settle(self, node: &Node) -> (Vec<grpc::OutcomeResult>, Indexes) {
-        let mut told = Results { results: Vec::with_capacity(self.len()), indexes: Indexes::default() };
+    pub(super) async fn settle<R: Results>(self, node: &Node) -> (R, Indexes) {
+        let mut told = All { results: R::default(), indexes: Indexes::default() };
         let Sorted { acks, fails, extends, releases, progress } = self;
         if fails.seqs.is_empty()
             && extends.seqs.is_empty()
             && releases.seqs.is_empty()
             && progress.seqs.is_empty()
         {
-            told.settled(acks.seqs, node.ack(acks.calls).await, tell::acked);
+            told.settled(acks.seqs, node.ack(acks.calls).await, done);
             return (told.results, told.indexes);
         }
-        let (noted, extended, acked, failed, released) = futures::join!(
+        let (noted, extended, acked, has_failed, given_back) = futures::join!(
             node.progress(progress.calls),
             node.extend(extends.calls),
             node.ack(acks.calls),
@@ -93,47 +96,74 @@ impl Sorted {
         );
         told.held(progress.seqs, noted);
         told.held(extends.seqs, extended);
-        told.settled(acks.seqs, acked, tell::acked);
-        told.settled(fails.seqs, failed, tell::failed);
-        told.settled(releases.seqs, released, tell::released);
+        told.settled(acks.seqs, acked, done);
+        told.settled(fails.seqs, has_failed, failed);
+        told.settled(releases.seqs, given_back, released);
         (told.results, told.indexes)
     }
 }
 
-struct Results {
-    results: Vec<grpc::OutcomeResult>,
+/// Where results go, each with its number.
+pub(super) trait Results: Default {
+    fn add_settled(&mut self, seq: u64, reply: SettleReply);
+
+    fn add_other(&mut self, seq: u64, told: Told);
+}
+
+impl Results for Vec<grpc::OutcomeResult> {
+    fn add_settled(&mut self, seq: u64, reply: SettleReply) {
+        self.add_other(seq, Told::Settled(tell::settled_reply(reply)));
+    }
+
+    fn add_other(&mut self, seq: u64, told: Told) {
+        self.push(grpc::OutcomeResult { seq, result: Some(told) });
+    }
+}
+
+impl Results for Written<grpc::OutcomeResults> {
+    fn add_settled(&mut self, seq: u64, reply: SettleReply) {
+        let SettleReply { id, state, attempt, due } = reply;
+        Written::add_settled(self, seq, id.0, state.0.as_str(), attempt, due.map(|due| due.0));
+    }
+
+    fn add_other(&mut self, seq: u64, told: Told) {
+        Written::add_other(self, seq, told);
+    }
+}
+
+struct All<R> {
+    results: R,
     indexes: Indexes,
 }
 
-impl Results {
+impl<R: Results> All<R> {
     fn settled(
         &mut self,
         seqs: Vec<u64>,
         answers: Vec<Result<Answer<Settled>, node::Error>>,
-        tell: impl Fn(&Settled) -> grpc::Settled,
+        reply: impl Fn(&Settled) -> SettleReply,
     ) {
-        self.add(seqs, answers, |settled| Told::Settled(tell(settled)));
+        self.add(seqs, answers, |results, seq, settled| results.add_settled(seq, reply(settled)));
     }
 
     fn held(&mut self, seqs: Vec<u64>, answers: Vec<Result<Answer<Held>, node::Error>>) {
-        self.add(seqs, answers, |held| Told::Held(tell::held(held)));
+        self.add(seqs, answers, |results, seq, held| results.add_other(seq, Told::Held(tell::held(held))));
     }
 
     fn add<T>(
         &mut self,
         seqs: Vec<u64>,
         answers: Vec<Result<Answer<T>, node::Error>>,
-        tell: impl Fn(&T) -> Told,
+        add: impl Fn(&mut R, u64, &T),
     ) {
         for (seq, answer) in seqs.into_iter().zip(answers) {
-            let result = match answer {
+            match answer {
                 Ok(answer) => {
                     self.indexes.add(&answer.indexes);
-                    tell(&answer.value)
+                    add(&mut self.results, seq, &answer.value);
                 }
-                Err(error) => Told::Error(tell::refused(&error)),
-            };
-            self.results.push(grpc::OutcomeResult { seq, result: Some(result) });
+                Err(error) => self.results.add_other(seq, Told::Error(tell::refused(&error))),
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use tonic::Response;
 use tonic::metadata::MetadataMap;
 use wire::envelope::{Envelope, Header};
 use wire::grpc;
+use wire::grpc::streams::Push;
 use wire::http::claim::HeldClaim;
 use wire::http::settle::{HeldReply, SettleReply};
 use wire::http::task::{HistoryReply, ProgressReply, ReasonReply, TaskReply};
@@ -46,16 +47,18 @@ fn at(time: Time) -> Option<Timestamp> {
 }
 
 pub(crate) fn enqueued(enqueued: &Enqueued) -> grpc::EnqueueReply {
+    let (status, state) = words(enqueued);
+    grpc::EnqueueReply { id: enqueued.id.to_string(), status: status.to_owned(), state: state.to_owned() }
+}
+
+/// How it is there, and what it is.
+pub(crate) fn words(enqueued: &Enqueued) -> (&'static str, &'static str) {
     let reply = enqueue::reply(enqueued);
-    grpc::EnqueueReply {
-        id: reply.id.0.to_string(),
-        status: match reply.status {
-            wire::http::enqueue::EnqueueStatus::Enqueued => "enqueued",
-            wire::http::enqueue::EnqueueStatus::Duplicate => "duplicate",
-        }
-        .to_owned(),
-        state: reply.state.0.as_str().to_owned(),
-    }
+    let status = match reply.status {
+        wire::http::enqueue::EnqueueStatus::Enqueued => "enqueued",
+        wire::http::enqueue::EnqueueStatus::Duplicate => "duplicate",
+    };
+    (status, reply.state.0.as_str())
 }
 
 /// Claims on their way to a worker. Their payloads are not copied.
@@ -63,10 +66,21 @@ pub(crate) fn claims(claims: Vec<call::Claim>) -> Vec<grpc::Claim> {
     claims.into_iter().map(claim).collect()
 }
 
-/// The same, after they have waited so long.
-pub(crate) fn claims_after(waited: Duration, claims: Vec<call::Claim>) -> Vec<grpc::Claim> {
-    let waited_ms = waited.as_millis() as u64;
-    claims.into_iter().map(|waiting| grpc::Claim { waited_ms, ..claim(waiting) }).collect()
+/// A claim on its way to a worker's stream, after it has waited so long.
+pub(crate) fn push(claim: &call::Claim, waited: Duration) -> Push<'_> {
+    Push {
+        id: claim.id,
+        queue: &claim.queue,
+        envelope: &claim.envelope,
+        priority: claim.priority,
+        attempt: claim.attempt,
+        token: &claim.token,
+        fence: claim.fence.0,
+        deadline: claim.deadline,
+        enqueued_at: claim.enqueued_at,
+        hold_ms: claim.hold.0,
+        waited_ms: waited.as_millis() as u64,
+    }
 }
 
 fn claim(claim: call::Claim) -> grpc::Claim {
@@ -104,7 +118,7 @@ pub(crate) fn released(settled: &Settled) -> grpc::Settled {
     settled_reply(settle::released(settled))
 }
 
-fn settled_reply(reply: SettleReply) -> grpc::Settled {
+pub(crate) fn settled_reply(reply: SettleReply) -> grpc::Settled {
     grpc::Settled {
         id: reply.id.0.to_string(),
         state: reply.state.0.as_str().to_owned(),

@@ -4,11 +4,12 @@
 use std::marker::PhantomData;
 
 use bytes::{Buf as _, BufMut as _};
-use prost::{Message, Name};
+use prost::{DecodeError, Message, Name};
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-use super::items;
+use super::streams::{Item, Written};
+use super::{EnqueueItem, items};
 use crate::bytes_of;
 
 /// What a stream takes in memory before it carries anything, each way.
@@ -16,7 +17,50 @@ const BUFFER_BYTES: usize = 128;
 /// Messages that are ready together go out together, up to about this much.
 const FLUSH_BYTES: usize = 64 * 1024;
 
-/// Prost messages in buffers that begin small.
+/// What becomes bytes.
+pub trait Encodes: Send + 'static {
+    /// Adds its bytes, all at once.
+    fn encode(self, buffer: &mut EncodeBuf<'_>);
+}
+
+impl<M: Message + 'static> Encodes for M {
+    fn encode(self, buffer: &mut EncodeBuf<'_>) {
+        buffer.put_slice(&bytes_of(&self));
+    }
+}
+
+impl<M: 'static> Encodes for Written<M> {
+    fn encode(self, buffer: &mut EncodeBuf<'_>) {
+        buffer.put_slice(self.bytes());
+    }
+}
+
+/// What is made of the bytes of a message.
+pub trait Decodes: Sized + Send + 'static {
+    /// The message.
+    type Message: Name;
+
+    /// Reads all of them.
+    fn decode(buffer: &mut DecodeBuf<'_>) -> Result<Self, DecodeError>;
+}
+
+impl<M: Message + Name + Default + 'static> Decodes for M {
+    type Message = M;
+
+    fn decode(buffer: &mut DecodeBuf<'_>) -> Result<M, DecodeError> {
+        <M as Message>::decode(buffer)
+    }
+}
+
+impl Decodes for Item {
+    type Message = EnqueueItem;
+
+    fn decode(buffer: &mut DecodeBuf<'_>) -> Result<Item, DecodeError> {
+        Item::from_bytes(buffer.copy_to_bytes(buffer.remaining()))
+    }
+}
+
+/// Messages in buffers that begin small.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallCodec<T, U>(PhantomData<(T, U)>);
 
@@ -26,11 +70,7 @@ impl<T, U> Default for SmallCodec<T, U> {
     }
 }
 
-impl<T, U> Codec for SmallCodec<T, U>
-where
-    T: Message + Send + 'static,
-    U: Message + Name + Default + Send + 'static,
-{
+impl<T: Encodes, U: Decodes> Codec for SmallCodec<T, U> {
     type Encode = T;
     type Decode = U;
     type Encoder = SmallEncoder<T>;
@@ -49,12 +89,12 @@ where
 #[derive(Clone, Copy, Debug)]
 pub struct SmallEncoder<T>(PhantomData<T>);
 
-impl<T: Message> Encoder for SmallEncoder<T> {
+impl<T: Encodes> Encoder for SmallEncoder<T> {
     type Item = T;
     type Error = Status;
 
     fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.put_slice(&bytes_of(&item));
+        item.encode(buffer);
         Ok(())
     }
 
@@ -67,13 +107,14 @@ impl<T: Message> Encoder for SmallEncoder<T> {
 #[derive(Clone, Copy, Debug)]
 pub struct SmallDecoder<U>(PhantomData<U>);
 
-impl<U: Message + Name + Default> Decoder for SmallDecoder<U> {
+impl<U: Decodes> Decoder for SmallDecoder<U> {
     type Item = U;
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         // The code of a message that is too large, which it would be in memory.
-        items::check::<U>(buffer.chunk()).map_err(|error| Status::out_of_range(error.to_string()))?;
+        items::check::<U::Message>(buffer.chunk())
+            .map_err(|error| Status::out_of_range(error.to_string()))?;
         U::decode(buffer).map(Some).map_err(|error| Status::internal(error.to_string()))
     }
 

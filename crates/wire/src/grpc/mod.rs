@@ -4,6 +4,7 @@
 
 pub mod codec;
 pub mod items;
+pub mod streams;
 
 mod generated {
     #![allow(missing_docs, clippy::all, clippy::unwrap_used, unreachable_pub)]
@@ -12,6 +13,13 @@ mod generated {
 }
 
 pub use generated::*;
+
+/// The server's side of the services: the same messages, but for those in `streams`.
+pub mod served {
+    #![allow(missing_docs, clippy::all, clippy::unwrap_used, unreachable_pub)]
+
+    include!(concat!(env!("OUT_DIR"), "/served/windlass.v1.rs"));
+}
 
 /// The description of all of it, for reflection.
 pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/windlass.v1.bin"));

@@ -31,6 +31,7 @@ use tonic::{Response, Status, Streaming};
 use wire::grpc;
 use wire::grpc::outcome_result::Result as Told;
 use wire::grpc::server_message::Message as ServerSays;
+use wire::grpc::streams::Written;
 use wire::grpc::worker_message::Message as WorkerSays;
 use wire::http::parse::check_at_most;
 use wire::http::{Code, Problem};
@@ -118,7 +119,7 @@ type Claimed = (u32, Result<Answer<Vec<Claim>>, node::Error>);
 /// for what seldom happens.
 enum Event {
     /// What became of outcomes.
-    Settled(Vec<grpc::OutcomeResult>),
+    Settled(Written<grpc::OutcomeResults>),
     /// What a beat is answered.
     Beat(Result<BeatAnswer, node::Error>),
     /// Something else may be asked of the worker.
@@ -348,7 +349,7 @@ impl Work {
                 Ok(()) => self.outcomes_under_way += 1,
                 Err(invalid) => {
                     let error = Told::Error(status::error(Problem::from(invalid)));
-                    self.outbox.add_results(vec![grpc::OutcomeResult { seq, result: Some(error) }]);
+                    self.outbox.refuse(seq, error);
                 }
             }
             if self.batch.len() >= BATCH_MAX {

@@ -12,7 +12,9 @@ use node::Node;
 use node::call::Claim;
 use tonic::Status;
 use wire::grpc;
+use wire::grpc::outcome_result::Result as Told;
 use wire::grpc::server_message::Message;
+use wire::grpc::streams::{Written, WrittenServerMessage};
 
 use super::super::tell;
 use super::handover::{Closed, Giver, Taker, handover};
@@ -33,6 +35,8 @@ const RESULTS_MAX: usize = 1_000;
 pub(super) enum Out {
     /// Tasks, written as late as possible, and since when the oldest waits.
     Tasks(Vec<Claim>, Instant),
+    /// What became of outcomes.
+    Results(Written<grpc::OutcomeResults>),
     /// Anything else.
     Message(Box<Message>),
     /// The end of the stream, unless it ends well.
@@ -42,8 +46,8 @@ pub(super) enum Out {
 /// What is to be sent.
 pub(super) struct Outbox {
     node: Node,
-    results: VecDeque<grpc::OutcomeResult>,
-    tasks: VecDeque<(Claim, Instant)>,
+    results: VecDeque<Written<grpc::OutcomeResults>>,
+    tasks: VecDeque<Pushed>,
     tasks_bytes: usize,
     /// The next tasks were announced.
     is_announced: bool,
@@ -51,6 +55,13 @@ pub(super) struct Outbox {
     error: Option<grpc::Error>,
     /// What a worker shall do: a few, and one for each task that is to be cancelled.
     rest: VecDeque<Message>,
+}
+
+/// Tasks that came together.
+struct Pushed {
+    claims: Vec<Claim>,
+    bytes: usize,
+    since: Instant,
 }
 
 impl Outbox {
@@ -66,21 +77,40 @@ impl Outbox {
 
     /// How many results wait.
     pub(super) fn results(&self) -> usize {
-        self.results.len()
+        self.results.iter().map(Written::len).sum()
     }
 
     pub(super) fn tell(&mut self, message: Message) {
         self.rest.push_back(message);
     }
 
-    pub(super) fn add_results(&mut self, results: Vec<grpc::OutcomeResult>) {
-        self.results.extend(results);
+    pub(super) fn add_results(&mut self, results: Written<grpc::OutcomeResults>) {
+        match self.results.back_mut() {
+            Some(last) if last.len() + results.len() <= RESULTS_MAX => last.join(results),
+            _ => self.results.push_back(results),
+        }
+    }
+
+    /// Answers an outcome that made no sense.
+    pub(super) fn refuse(&mut self, seq: u64, error: Told) {
+        let mut results = Written::default();
+        Written::add_other(&mut results, seq, error);
+        self.add_results(results);
     }
 
     pub(super) fn push(&mut self, claims: Vec<Claim>) {
-        let now = Instant::now();
-        self.tasks_bytes += claims.iter().map(bytes).sum::<usize>();
-        self.tasks.extend(claims.into_iter().map(|claim| (claim, now)));
+        if claims.is_empty() {
+            return;
+        }
+        let bytes = claims.iter().map(bytes).sum();
+        self.tasks_bytes += bytes;
+        match self.tasks.back_mut() {
+            Some(last) if last.bytes + bytes <= PUSH_BYTES_MAX => {
+                last.claims.extend(claims);
+                last.bytes += bytes;
+            }
+            _ => self.tasks.push_back(Pushed { claims, bytes, since: Instant::now() }),
+        }
     }
 
     /// The newest answer to a beat says all that the one before did, but for what is told once: which claims are lost.
@@ -120,46 +150,49 @@ impl Outbox {
         if let Some(beat) = self.beat.take() {
             return Some(Out::Message(Box::new(Message::Beat(beat))));
         }
-        if !self.results.is_empty() {
-            let count = self.results.len().min(RESULTS_MAX);
-            let results = self.results.drain(..count).collect();
-            return Some(Out::Message(Box::new(Message::Results(grpc::OutcomeResults { results }))));
+        if let Some(results) = self.results.pop_front() {
+            return Some(Out::Results(results));
         }
-        if let Some((_, since)) = self.tasks.front() {
-            let since = *since;
-            let (count, sum) = self.next_tasks();
-            if sum > ANNOUNCED_BYTES && !std::mem::replace(&mut self.is_announced, true) {
+        if let Some(first) = self.tasks.front_mut() {
+            let (count, bytes) = fitting(&first.claims);
+            if bytes > ANNOUNCED_BYTES && !std::mem::replace(&mut self.is_announced, true) {
                 return Some(Out::Message(Box::new(Message::Tasks(grpc::Tasks::default()))));
             }
             self.is_announced = false;
-            self.tasks_bytes -= sum;
-            return Some(Out::Tasks(self.tasks.drain(..count).map(|(claim, _)| claim).collect(), since));
+            self.tasks_bytes -= bytes;
+            let (since, rest) = (first.since, first.claims.split_off(count));
+            let claims = std::mem::replace(&mut first.claims, rest);
+            first.bytes -= bytes;
+            if first.claims.is_empty() {
+                self.tasks.pop_front();
+            }
+            return Some(Out::Tasks(claims, since));
         }
         self.error.take().map(|error| Out::Message(Box::new(Message::Error(error))))
     }
 
-    /// How many tasks go with the next push, and their bytes.
-    fn next_tasks(&self) -> (usize, usize) {
-        let (mut count, mut sum) = (0, 0);
-        for (claim, _) in &self.tasks {
-            let bytes = bytes(claim);
-            if count > 0 && sum + bytes > PUSH_BYTES_MAX {
-                break;
-            }
-            (count, sum) = (count + 1, sum + bytes);
-        }
-        (count, sum)
-    }
-
     /// Gives back the tasks that were not sent. How many.
     pub(super) fn give_back(&mut self) -> usize {
-        let tasks: Vec<Claim> = std::mem::take(&mut self.tasks).into_iter().map(|(claim, _)| claim).collect();
+        let tasks: Vec<Claim> = self.tasks.drain(..).flat_map(|pushed| pushed.claims).collect();
         (self.tasks_bytes, self.is_announced) = (0, false);
         if !tasks.is_empty() {
             self.node.give_back(&tasks);
         }
         tasks.len()
     }
+}
+
+/// How many of these, from the first on, go with one push, and their bytes.
+fn fitting(claims: &[Claim]) -> (usize, usize) {
+    let (mut count, mut sum) = (0, 0);
+    for claim in claims {
+        let bytes = bytes(claim);
+        if count > 0 && sum + bytes > PUSH_BYTES_MAX {
+            break;
+        }
+        (count, sum) = (count + 1, sum + bytes);
+    }
+    (count, sum)
 }
 
 /// What a task takes until it is sent, about.
@@ -197,16 +230,17 @@ pub(crate) struct Outgoing {
 }
 
 impl Stream for Outgoing {
-    type Item = Result<grpc::ServerMessage, Status>;
+    type Item = Result<WrittenServerMessage, Status>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let out = std::task::ready!(self.taker.poll_take(context));
         Poll::Ready(out.map(|out| match out {
             Out::Tasks(claims, since) => {
-                let claims = tell::claims_after(since.elapsed(), claims);
-                Ok(grpc::ServerMessage { message: Some(Message::Tasks(grpc::Tasks { claims })) })
+                let waited = since.elapsed();
+                Ok(Written::tasks(claims.iter().map(|claim| tell::push(claim, waited))))
             }
-            Out::Message(message) => Ok(grpc::ServerMessage { message: Some(*message) }),
+            Out::Results(results) => Ok(Written::results(results)),
+            Out::Message(message) => Ok(Written::from(&grpc::ServerMessage { message: Some(*message) })),
             Out::End(status) => Err(*status),
         }))
     }
