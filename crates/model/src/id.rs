@@ -111,7 +111,7 @@ impl TaskId {
     pub fn text(self) -> [u8; 36] {
         let mut text = [b'-'; 36];
         for (byte, place) in self.0.to_be_bytes().into_iter().zip(PLACES) {
-            text[place..place + 2].copy_from_slice(&DIGITS[usize::from(byte)]);
+            [text[place], text[place + 1]] = DIGITS[usize::from(byte)];
         }
         text
     }

@@ -52,6 +52,66 @@ pub struct TaskSpec {
     pub retention: Option<Millis>,
 }
 
+/// A task on its way in. Most ask for nothing, and are moved often: those are small.
+#[derive(Clone, Debug)]
+pub enum Given {
+    /// One that asks for nothing.
+    Plain(PlainTask),
+    /// Any other.
+    Other(Box<TaskSpec>),
+}
+
+/// A task that asks for nothing.
+#[derive(Clone, Debug)]
+pub struct PlainTask {
+    /// Its queue.
+    pub queue: QueueName,
+    /// Which handler it is for.
+    pub kind: KindName,
+    /// Its payload, which is JSON.
+    pub payload: Bytes,
+    /// 0 is served first.
+    pub priority: u8,
+}
+
+impl From<TaskSpec> for Given {
+    fn from(task: TaskSpec) -> Given {
+        let asks_for_nothing = task.content_type.is_none()
+            && task.headers.is_empty()
+            && task.start == Start::Now
+            && task.order_key.is_none()
+            && task.dedup.is_none()
+            && task.unique.is_none()
+            && task.hold.is_none()
+            && task.retry == RetryOverride::default()
+            && task.expires_in.is_none()
+            && task.retention.is_none();
+        if !asks_for_nothing {
+            return Given::Other(Box::new(task));
+        }
+        let TaskSpec { queue, kind, payload, priority, .. } = task;
+        Given::Plain(PlainTask { queue, kind, payload, priority })
+    }
+}
+
+impl Given {
+    /// Its queue.
+    pub fn queue(&self) -> &QueueName {
+        match self {
+            Given::Plain(task) => &task.queue,
+            Given::Other(task) => &task.queue,
+        }
+    }
+
+    /// Its payload.
+    pub fn payload(&self) -> &Bytes {
+        match self {
+            Given::Plain(task) => &task.payload,
+            Given::Other(task) => &task.payload,
+        }
+    }
+}
+
 /// An answer and the log positions that it stands on.
 #[derive(Clone, Debug)]
 pub struct Answer<T> {

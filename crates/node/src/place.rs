@@ -6,7 +6,7 @@
 
 use model::{KeyHash, QueueName, ShardId, Spread};
 
-use crate::call::TaskSpec;
+use crate::call::Given;
 
 /// A task's keys, and the shard that they ask for. How far each key holds is the shard's business.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,19 +22,16 @@ pub(crate) struct Placed {
 }
 
 /// Places a task in a cluster of `shards`.
-pub(crate) fn place(task: &TaskSpec, spread: Spread, shards: u16) -> Placed {
+pub(crate) fn place(task: &Given, spread: Spread, shards: u16) -> Placed {
+    let pinned = (spread == Spread::Pinned).then(|| ShardId::of_queue(task.queue(), shards));
+    let Given::Other(task) = task else { return Placed { shard: pinned, ..Placed::default() } };
     let hash = |key: &str| KeyHash::new(&task.queue, key);
     let order_key = task.order_key.as_deref().map(hash);
     let unique_key = task.unique.as_ref().map(|(key, _)| hash(key));
     let dedup_key = task.dedup.as_ref().map(|(key, _)| hash(key));
-    let shard = match spread {
-        Spread::Pinned => Some(ShardId::of_queue(&task.queue, shards)),
-        Spread::All => {
-            let first = order_key.or(unique_key).or(dedup_key);
-            first.map(|first| ShardId::of_hash(first.place(), shards))
-        }
-    };
-    Placed { shard, order_key, unique_key, dedup_key }
+    let first = order_key.or(unique_key).or(dedup_key);
+    let by_key = || first.map(|first| ShardId::of_hash(first.place(), shards));
+    Placed { shard: pinned.or_else(by_key), order_key, unique_key, dedup_key }
 }
 
 /// Where the task with this dedup key is, and the key as that shard knows it: within the place of the
@@ -61,10 +58,11 @@ pub(crate) fn dedup(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::TaskSpec;
     use model::command::UniqueUntil;
     use model::{KindName, Millis};
 
-    fn task(order: Option<&str>, unique: Option<&str>, dedup: Option<&str>) -> TaskSpec {
+    fn task(order: Option<&str>, unique: Option<&str>, dedup: Option<&str>) -> Given {
         let queue = QueueName::new("mail").unwrap();
         TaskSpec {
             order_key: order.map(str::to_owned),
@@ -72,9 +70,10 @@ mod tests {
             dedup: dedup.map(|key| (key.to_owned(), Millis(0))),
             ..TaskSpec::new(queue, KindName::new("welcome").unwrap())
         }
+        .into()
     }
 
-    fn shard(spread: Spread, task: &TaskSpec) -> Option<ShardId> {
+    fn shard(spread: Spread, task: &Given) -> Option<ShardId> {
         place(task, spread, 64).shard
     }
 

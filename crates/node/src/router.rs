@@ -19,7 +19,7 @@ use model::{
 };
 use wire::envelope::{Envelope, Header};
 
-use crate::call::{Answer, TaskSpec};
+use crate::call::{Answer, Given, PlainTask, TaskSpec};
 use crate::error::Error;
 use crate::inner::{Inner, Node};
 use crate::place::{self, Placed};
@@ -59,10 +59,14 @@ struct Sheets {
 
 impl Node {
     /// Takes tasks in: each with its own outcome, or with `atomic` all or none.
-    pub async fn enqueue(&self, tasks: Vec<TaskSpec>, atomic: bool) -> Result<Answer<EnqueueResults>, Error> {
+    pub async fn enqueue<T: Into<Given>>(
+        &self,
+        tasks: Vec<T>,
+        atomic: bool,
+    ) -> Result<Answer<EnqueueResults>, Error> {
         let since = Instant::now();
         let count = tasks.len();
-        let answer = self.inner.enqueue(tasks, atomic).await;
+        let answer = self.inner.enqueue(tasks.into_iter().map(T::into).collect(), atomic).await;
         match &answer {
             Ok(answer) => self.inner.counters.timed_all(Operation::Enqueue, since, &answer.value),
             Err(_) => self.inner.counters.timed(Operation::Enqueue, since, 0, count),
@@ -74,7 +78,7 @@ impl Node {
 impl Inner {
     async fn enqueue(
         self: &Arc<Inner>,
-        tasks: Vec<TaskSpec>,
+        tasks: Vec<Given>,
         atomic: bool,
     ) -> Result<Answer<EnqueueResults>, Error> {
         if tasks.is_empty() || tasks.len() > limits::ENQUEUE_TASKS_MAX {
@@ -125,14 +129,16 @@ impl Inner {
     }
 
     /// Sorts tasks by shard and gives them ids.
-    fn sort(&self, tasks: Vec<TaskSpec>, atomic: bool) -> Result<Sheets, Error> {
+    fn sort(&self, tasks: Vec<Given>, atomic: bool) -> Result<Sheets, Error> {
         let policies = self.policies.all();
         let mut refused = Vec::new();
         let mut placed = Vec::with_capacity(tasks.len());
         let mut turns = Turns::Near;
         let (mut bytes, mut last) = (0, None);
         for (place, task) in tasks.iter().enumerate() {
-            bytes += task.kind.as_str().len() + task.payload.len() + BESIDE_PAYLOAD;
+            if let Given::Plain(task) = task {
+                bytes += task.kind.as_str().len() + task.payload.len() + BESIDE_PAYLOAD;
+            }
             match self.check(task, &policies, &mut last) {
                 Ok(policy) => {
                     if policy.tasks_max.is_some() {
@@ -176,7 +182,7 @@ impl Inner {
     }
 
     /// Whether a task's queue is pinned or the task may not enter it, by what is known here.
-    fn pins_or_refuses_any(&self, tasks: &[TaskSpec]) -> bool {
+    fn pins_or_refuses_any(&self, tasks: &[Given]) -> bool {
         let policies = self.policies.all();
         let is_spread = |policy: &QueuePolicy| policy.spread != Spread::Pinned;
         let mut last = None;
@@ -186,18 +192,19 @@ impl Inner {
     /// The policy of the task's queue, if the task may enter it. Most tasks have the queue of the `last` one.
     fn check<'a>(
         &'a self,
-        task: &'a TaskSpec,
+        task: &'a Given,
         policies: &'a HashMap<QueueName, QueueSettings>,
         last: &mut Option<(&'a QueueName, &'a QueuePolicy)>,
     ) -> Result<&'a QueuePolicy, Error> {
-        let at_hand = last.filter(|(queue, _)| **queue == task.queue).map(|(_, policy)| policy);
-        let policy = match at_hand.or_else(|| policies.get(&task.queue).map(|settings| &settings.policy)) {
+        let queue = task.queue();
+        let at_hand = last.filter(|(last, _)| *last == queue).map(|(_, policy)| policy);
+        let policy = match at_hand.or_else(|| policies.get(queue).map(|settings| &settings.policy)) {
             Some(policy) => policy,
             None if self.auto_create => self.policies.default(),
-            None => return Err(Rejection::UnknownQueue { queue: task.queue.clone() }.into()),
+            None => return Err(Rejection::UnknownQueue { queue: queue.clone() }.into()),
         };
-        *last = Some((&task.queue, policy));
-        let bytes = task.payload.len() as u64;
+        *last = Some((queue, policy));
+        let bytes = task.payload().len() as u64;
         if bytes > policy.payload_bytes_max {
             return Err(Error::PayloadTooLarge { bytes, bytes_max: policy.payload_bytes_max });
         }
@@ -317,6 +324,7 @@ impl Inner {
             if bytes > policy.payload_bytes_max {
                 return Err(Error::PayloadTooLarge { bytes, bytes_max: policy.payload_bytes_max });
             }
+            let task = Given::from(task);
             let placed = place::place(&task, policy.spread, self.groups.count());
             let shard = placed.shard.unwrap_or(source.shard());
             Ok(FollowUp { shard, task: new_task(task, &placed, ids.next(shard), &mut BytesMut::new()) })
@@ -442,39 +450,41 @@ fn commands(tasks: Vec<NewTask>) -> Vec<Command> {
 }
 
 /// Makes the task that a shard takes in. Its envelope may share memory with others.
-fn new_task(task: TaskSpec, placed: &Placed, id: TaskId, envelopes: &mut BytesMut) -> NewTask {
+fn new_task(task: Given, placed: &Placed, id: TaskId, envelopes: &mut BytesMut) -> NewTask {
+    let PlainTask { queue, kind, payload, priority } = match task {
+        Given::Plain(task) => task,
+        Given::Other(task) => return other_task(*task, placed, id),
+    };
+    Envelope::append_plain(kind.as_str(), &payload, envelopes);
+    let envelope = envelopes.split().freeze();
+    let digest = Digest::of_envelope(&envelope);
+    NewTask { id, queue, kind_hash: kind.hash32(), digest, priority, wishes: None, envelope }
+}
+
+/// The same for one that asks for something.
+fn other_task(task: TaskSpec, placed: &Placed, id: TaskId) -> NewTask {
     let compared = task
         .dedup
         .is_some()
         .then(|| Digest::new(&task.kind, task.content_type.as_deref().unwrap_or(""), &task.payload));
     let dedup = task.dedup.as_ref().zip(placed.dedup_key);
     let unique = task.unique.as_ref().zip(placed.unique_key);
+    let header = |(name, value)| Header { name, value };
     let (kind_hash, dedup, unique) = (
         task.kind.hash32(),
         dedup.map(|(&(_, window), key)| Dedup { key, window }),
         unique.map(|(&(_, until), key)| Unique { key, until }),
     );
-    let is_plain = task.content_type.is_none()
-        && task.headers.is_empty()
-        && task.order_key.is_none()
-        && task.dedup.is_none()
-        && task.unique.is_none();
-    let envelope = if is_plain {
-        Envelope::append_plain(task.kind.as_str(), &task.payload, envelopes);
-        envelopes.split().freeze()
-    } else {
-        let header = |(name, value)| Header { name, value };
-        Envelope {
-            kind: task.kind.as_str().to_owned(),
-            payload: task.payload,
-            content_type: task.content_type,
-            headers: task.headers.into_iter().map(header).collect(),
-            order_key: task.order_key,
-            dedup_key: task.dedup.map(|(key, _)| key),
-            unique_key: task.unique.map(|(key, _)| key),
-        }
-        .to_bytes()
-    };
+    let envelope = Envelope {
+        kind: task.kind.as_str().to_owned(),
+        payload: task.payload,
+        content_type: task.content_type,
+        headers: task.headers.into_iter().map(header).collect(),
+        order_key: task.order_key,
+        dedup_key: task.dedup.map(|(key, _)| key),
+        unique_key: task.unique.map(|(key, _)| key),
+    }
+    .to_bytes();
     NewTask {
         id,
         queue: task.queue,

@@ -81,9 +81,10 @@ async fn a_node_is_forgotten_only_when_every_group_has_said_that_it_has_no_vote(
     world.start(&FIVE, &FIVE).await;
     let first = world.node(1).await;
     let voters = |group: u16| first.members(GroupId(group)).unwrap();
-    // Group 1 is that of nodes 1, 4 and 5; without two of them nobody can say who votes in it.
+    // Group 1 is that of nodes 1, 4 and 5; without two of them nobody can say who votes in it. Nor can node 1 hear
+    // any more that this is settled.
     eventually("votes are spread", || {
-        voters(0).voters == members("1 2 3") && voters(1).voters == members("1 4 5")
+        voters(0).voters == members("1 2 3") && voters(1).voters == members("1 4 5") && voters(1).committed
     })
     .await;
     eventually("the catalog knows all five", || first.join_hint().cluster.len() == 5).await;

@@ -145,7 +145,7 @@ async fn a_payload_over_the_limit_is_refused_and_the_others_are_not() {
     let answer = node.enqueue(vec![task("mail"), large, task("mail")], false).await.unwrap();
     let codes: Vec<_> = answer.value.iter().map(|result| result.as_ref().err().map(Error::code)).collect();
     assert_eq!(codes, [None, Some("payload_too_large"), None]);
-    let none = node.enqueue(Vec::new(), false).await.unwrap_err();
+    let none = node.enqueue(Vec::<TaskSpec>::new(), false).await.unwrap_err();
     assert_eq!(none.code(), "invalid_request");
     node.stop().await.unwrap();
 }

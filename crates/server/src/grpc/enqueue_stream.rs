@@ -13,10 +13,10 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt as _};
 use model::limits;
 use node::Node;
-use node::call::TaskSpec;
+use node::call::Given;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Status, Streaming};
-use wire::grpc::streams::{Given, Item, WrittenResults};
+use wire::grpc::streams::{self, Item, WrittenResults};
 use wire::http::parse::check_at_most;
 use wire::http::{Code, Problem};
 
@@ -54,7 +54,7 @@ struct Work {
 #[derive(Default)]
 struct Batch {
     seqs: Vec<u64>,
-    specs: Vec<TaskSpec>,
+    tasks: Vec<Given>,
     bytes: usize,
 }
 
@@ -126,7 +126,7 @@ impl Batch {
     fn add_all(&mut self, item: Item, refused: &mut WrittenResults) -> Result<(), Refusal> {
         check_at_most("more", &item.more, limits::ENQUEUE_TASKS_MAX)?;
         self.seqs.reserve(1 + item.more.len());
-        self.specs.reserve(1 + item.more.len());
+        self.tasks.reserve(1 + item.more.len());
         self.add(item.seq, item.task, refused);
         for (seq, task) in (1..).map(|n| item.seq.wrapping_add(n)).zip(item.more) {
             self.add(seq, Some(task), refused);
@@ -134,12 +134,12 @@ impl Batch {
         Ok(())
     }
 
-    fn add(&mut self, seq: u64, task: Option<Given>, refused: &mut WrittenResults) {
-        match task.map(read::given) {
-            Some(Ok(spec)) => {
-                self.bytes += spec.payload.len();
+    fn add(&mut self, seq: u64, task: Option<streams::Given>, refused: &mut WrittenResults) {
+        match task.map(read::item) {
+            Some(Ok(task)) => {
+                self.bytes += task.payload().len();
                 self.seqs.push(seq);
-                self.specs.push(spec);
+                self.tasks.push(task);
             }
             Some(Err(invalid)) => refused.add_error(seq, status::error(Problem::from(invalid))),
             None => refused.add_error(seq, status::error(no_task().into_problem())),
@@ -147,13 +147,13 @@ impl Batch {
     }
 
     async fn enqueue(self, node: &Node) -> WrittenResults {
-        let (mut specs, mut seqs) = (self.specs, self.seqs.into_iter());
+        let (mut tasks, mut seqs) = (self.tasks, self.seqs.into_iter());
         let mut results = WrittenResults::with_room(seqs.len());
         // One message may bring as many as a call takes, and others came before it.
-        while !specs.is_empty() {
-            let rest = specs.split_off(specs.len().min(limits::ENQUEUE_TASKS_MAX));
-            let seqs = seqs.by_ref().take(specs.len());
-            match node.enqueue(std::mem::replace(&mut specs, rest), false).await {
+        while !tasks.is_empty() {
+            let rest = tasks.split_off(tasks.len().min(limits::ENQUEUE_TASKS_MAX));
+            let seqs = seqs.by_ref().take(tasks.len());
+            match node.enqueue(std::mem::replace(&mut tasks, rest), false).await {
                 Ok(answer) => seqs.zip(&answer.value).for_each(|(seq, told)| match told {
                     Ok(enqueued) => {
                         let (status, state) = tell::words(enqueued);

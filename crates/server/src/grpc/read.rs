@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use model::{Fence, SessionId, TaskId, WallTime};
-use node::call::{Freshness, TaskSpec};
+use model::{Fence, SessionId, TaskId, WallTime, limits};
+use node::call::{Freshness, Given, PlainTask, TaskSpec};
 use prost_types::Timestamp;
 use serde_json::value::RawValue;
 use wire::grpc;
-use wire::grpc::streams::{Given, Plain};
+use wire::grpc::streams::{self, Plain};
 use wire::http::claim::{ClaimRequest, QueueChoice};
 use wire::http::enqueue::{RetryRequest, TaskRequest, UniqueRequest, UniqueUntilWord, check_content_type};
 use wire::http::{Id, Invalid, Ms, Pairs, Session, Text, Time, parse};
@@ -53,16 +53,16 @@ pub(crate) fn task(task: grpc::Task) -> Result<TaskSpec, Invalid> {
 }
 
 /// The same, as a stream brings it.
-pub(crate) fn given(given: Given) -> Result<TaskSpec, Invalid> {
+pub(crate) fn item(given: streams::Given) -> Result<Given, Invalid> {
     match given {
-        Given::Plain(Plain { queue, kind, payload }) => {
-            let mut spec = TaskSpec::new(queue, kind);
-            if !payload.is_empty() {
-                spec.payload = json("payload", &payload)?;
-            }
-            Ok(spec)
+        streams::Given::Plain(Plain { queue, kind, payload }) => {
+            let payload = match payload.is_empty() {
+                true => Bytes::from_static(b"null"),
+                false => json("payload", &payload)?,
+            };
+            Ok(Given::Plain(PlainTask { queue, kind, payload, priority: limits::PRIORITY_DEFAULT }))
         }
-        Given::Any(any) => task(*any),
+        streams::Given::Any(any) => task(*any).map(Given::from),
     }
 }
 
@@ -166,7 +166,7 @@ pub(crate) fn session(text: &str) -> Result<Option<SessionId>, Invalid> {
 
 /// Tasks in a worker's hands.
 pub(crate) fn held(tasks: &[grpc::HeldTask]) -> Result<Vec<(TaskId, Fence)>, Refusal> {
-    parse::check_at_most("a beat", tasks, model::limits::BEAT_CLAIMS_MAX)?;
+    parse::check_at_most("a beat", tasks, limits::BEAT_CLAIMS_MAX)?;
     let one = |task: &grpc::HeldTask| Ok((task_id(&task.id)?, Fence(task.fence)));
     tasks.iter().map(one).collect()
 }

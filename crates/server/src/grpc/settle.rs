@@ -77,7 +77,7 @@ impl Sorted {
     /// Does them all, and tells what became of each, in no order. What keeps a claim is proposed before what ends
     /// one: a worker may send both in one breath.
     pub(super) async fn settle<R: Results>(self, node: &Node) -> (R, Indexes) {
-        let mut told = All { results: R::default(), indexes: Indexes::default() };
+        let mut told = All { results: R::with_room(self.len()), indexes: Indexes::default() };
         let Sorted { acks, fails, extends, releases, progress } = self;
         if fails.seqs.is_empty()
             && extends.seqs.is_empty()
@@ -104,13 +104,19 @@ impl Sorted {
 }
 
 /// Where results go, each with its number.
-pub(super) trait Results: Default {
+pub(super) trait Results {
+    fn with_room(results: usize) -> Self;
+
     fn add_settled(&mut self, seq: u64, reply: SettleReply);
 
     fn add_other(&mut self, seq: u64, told: Told);
 }
 
 impl Results for Vec<grpc::OutcomeResult> {
+    fn with_room(results: usize) -> Self {
+        Vec::with_capacity(results)
+    }
+
     fn add_settled(&mut self, seq: u64, reply: SettleReply) {
         self.add_other(seq, Told::Settled(tell::settled_reply(reply)));
     }
@@ -121,6 +127,10 @@ impl Results for Vec<grpc::OutcomeResult> {
 }
 
 impl Results for Written<grpc::OutcomeResults> {
+    fn with_room(results: usize) -> Self {
+        Written::<grpc::OutcomeResults>::with_room(results)
+    }
+
     fn add_settled(&mut self, seq: u64, reply: SettleReply) {
         let SettleReply { id, state, attempt, due } = reply;
         Written::add_settled(self, seq, id.0, state.0.as_str(), attempt, due.map(|due| due.0));

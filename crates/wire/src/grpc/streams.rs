@@ -5,9 +5,9 @@
 
 use std::marker::PhantomData;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use model::{KindName, QueueName, TaskId, WallTime};
-use prost::encoding::{decode_varint, encode_varint, encoded_len_varint};
+use prost::encoding::{decode_varint, encoded_len_varint};
 use prost::{DecodeError, Message};
 
 use super::{
@@ -234,6 +234,13 @@ impl Written<EnqueueResults> {
 }
 
 impl Written<OutcomeResults> {
+    /// Room for so many results.
+    pub fn with_room(results: usize) -> Self {
+        /// What one takes, mostly.
+        const RESULT_BYTES: usize = 64;
+        Written { bytes: BytesMut::with_capacity(results * RESULT_BYTES), ..Self::default() }
+    }
+
     /// Adds a claim that was settled, by the word for what its task is now.
     pub fn add_settled(
         &mut self,
@@ -427,30 +434,47 @@ fn header_bytes(header: &Header) -> usize {
 }
 
 /// Bytes that are there to be written: a buffer that may have to grow is asked for every single one.
-struct Room<'a>(&'a mut [u8]);
+struct Room<'a> {
+    bytes: &'a mut [u8],
+    /// How many of them are written.
+    at: usize,
+}
 
 impl Room<'_> {
     fn new(bytes: usize, buffer: &mut BytesMut) -> Room<'_> {
         let begin = buffer.len();
         buffer.resize(begin + bytes, 0);
-        Room(&mut buffer[begin..])
+        Room { bytes: &mut buffer[begin..], at: 0 }
     }
 
+    #[inline]
+    fn byte(&mut self, byte: u8) {
+        self.bytes[self.at] = byte;
+        self.at += 1;
+    }
+
+    #[inline]
     fn slice(&mut self, bytes: &[u8]) {
-        self.0.put_slice(bytes);
+        self.bytes[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
     }
 
-    fn varint(&mut self, number: u64) {
-        encode_varint(number, &mut self.0);
+    #[inline]
+    fn varint(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.byte(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.byte(number as u8);
     }
 
     fn head(&mut self, key: u8, bytes: usize) {
-        self.0.put_u8(key);
+        self.byte(key);
         self.varint(bytes as u64);
     }
 
     fn field(&mut self, field: u8, number: u64) {
-        self.0.put_u8(field << 3 | VARINT);
+        self.byte(field << 3 | VARINT);
         self.varint(number);
     }
 
@@ -482,7 +506,7 @@ impl Room<'_> {
     }
 
     fn end(self) {
-        debug_assert!(self.0.is_empty(), "what is written has the length that was said");
+        debug_assert!(self.at == self.bytes.len(), "what is written has the length that was said");
     }
 }
 
