@@ -582,7 +582,11 @@ impl Inner {
             claims.extend(taken.told());
         }
         let rank = |claim: &Claimed| queues.iter().position(|queue| queue.name == claim.queue);
-        claims.sort_by_cached_key(|claim| (rank(claim), claim.priority, claim.ready_since, claim.id));
+        let key = |claim: &Claimed| (rank(claim), claim.priority, claim.ready_since, claim.id);
+        // Those of one shard mostly are already.
+        if !claims.is_sorted_by_key(key) {
+            claims.sort_by_cached_key(key);
+        }
         let mut value = Vec::with_capacity(claims.len());
         for claim in claims {
             value.push(self.claim_of(claim)?);

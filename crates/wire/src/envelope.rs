@@ -5,6 +5,7 @@ use prost::Message;
 use prost::encoding::{encode_varint, encoded_len_varint};
 
 use crate::bytes_of;
+use crate::quick::{next_key, piece};
 
 /// Keys of fields.
 const KIND: u8 = 1 << 3 | 2;
@@ -67,8 +68,29 @@ impl Envelope {
 
     /// The envelope of these bytes; its payload shares their memory.
     pub fn from_bytes(bytes: Bytes) -> Result<Envelope, prost::DecodeError> {
-        Envelope::decode(bytes)
+        match plain(&bytes) {
+            Some((kind, payload)) => Ok(Envelope {
+                kind: kind.to_owned(),
+                payload: bytes.slice_ref(payload),
+                ..Envelope::default()
+            }),
+            None => Envelope::decode(bytes),
+        }
     }
+}
+
+/// Kind and payload of an envelope that has nothing else. Whatever is unusual is left to the message.
+fn plain(mut rest: &[u8]) -> Option<(&str, &[u8])> {
+    let (mut kind, mut payload) = ("", &b""[..]);
+    let mut last = 0;
+    while !rest.is_empty() {
+        match next_key(&mut rest, &mut last)? {
+            KIND => kind = std::str::from_utf8(piece(&mut rest)?).ok()?,
+            PAYLOAD => payload = piece(&mut rest)?,
+            _ => return None,
+        }
+    }
+    Some((kind, payload))
 }
 
 #[cfg(test)]
@@ -87,7 +109,30 @@ mod tests {
             };
             let mut out = BytesMut::from(&b"before"[..]);
             Envelope::append_plain(kind, payload.as_bytes(), &mut out);
-            assert_eq!(out.split_off(6), envelope.to_bytes());
+            let out = out.split_off(6).freeze();
+            assert_eq!(out, envelope.to_bytes());
+            assert!(plain(&out).is_some());
+            assert_eq!(Envelope::from_bytes(out), Ok(envelope));
         }
+    }
+
+    #[test]
+    fn whatever_is_read_by_hand_is_what_the_message_says() {
+        let mut whole = BytesMut::new();
+        Envelope::append_plain("welcome", b"[1,2]", &mut whole);
+        let other = Envelope { order_key: Some("user-7".to_owned()), ..Envelope::default() };
+        assert_eq!(plain(&other.to_bytes()), None);
+        let mut read = 0;
+        for (at, flip) in (0..whole.len()).flat_map(|at| (0..=255).map(move |flip| (at, flip))) {
+            for cut in [0, 1] {
+                let mut bytes = whole.to_vec();
+                bytes[at] ^= flip;
+                bytes.truncate(whole.len() - cut);
+                read += usize::from(plain(&bytes).is_some());
+                let bytes = Bytes::from(bytes);
+                assert_eq!(Envelope::from_bytes(bytes.clone()), Envelope::decode(bytes), "{at} {flip} {cut}");
+            }
+        }
+        assert!(read > 1_000, "most flips change a value: {read}");
     }
 }

@@ -128,7 +128,7 @@ impl Results for Vec<grpc::OutcomeResult> {
 
 impl Results for Written<grpc::OutcomeResults> {
     fn with_room(results: usize) -> Self {
-        Written::<grpc::OutcomeResults>::with_room(results)
+        Written::with_room(results)
     }
 
     fn add_settled(&mut self, seq: u64, reply: SettleReply) {

@@ -35,6 +35,8 @@ const SERVER_RESULTS: u8 = 3 << 3 | LENGTH;
 
 /// Length of a task's id as text.
 const ID_CHARS: usize = 36;
+/// What a result takes, mostly.
+const RESULT_BYTES: usize = 72;
 /// No task in an item is shorter than a queue, a kind and what they are told apart by.
 const TASK_BYTES_MIN: usize = 8;
 
@@ -166,6 +168,11 @@ impl<M> Default for Written<M> {
 }
 
 impl<M> Written<M> {
+    /// A list, with room for so many results.
+    pub fn with_room(results: usize) -> Written<M> {
+        Written { bytes: BytesMut::with_capacity(results * RESULT_BYTES), ..Written::default() }
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -208,13 +215,6 @@ impl<M> Written<M> {
 }
 
 impl Written<EnqueueResults> {
-    /// Room for so many results.
-    pub fn with_room(results: usize) -> Self {
-        /// What one takes, mostly.
-        const RESULT_BYTES: usize = 72;
-        Written { bytes: BytesMut::with_capacity(results * RESULT_BYTES), ..Self::default() }
-    }
-
     /// Adds a task that is there, by the words for how and what it is.
     pub fn add_enqueued(&mut self, seq: u64, id: TaskId, status: &str, state: &str) {
         let reply = 2 + ID_CHARS + text_bytes(status) + text_bytes(state);
@@ -234,13 +234,6 @@ impl Written<EnqueueResults> {
 }
 
 impl Written<OutcomeResults> {
-    /// Room for so many results.
-    pub fn with_room(results: usize) -> Self {
-        /// What one takes, mostly.
-        const RESULT_BYTES: usize = 64;
-        Written { bytes: BytesMut::with_capacity(results * RESULT_BYTES), ..Self::default() }
-    }
-
     /// Adds a claim that was settled, by the word for what its task is now.
     pub fn add_settled(
         &mut self,
