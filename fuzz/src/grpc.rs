@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use prost::{Message, Name};
+use wire::grpc::streams::Item;
 use wire::grpc::{self, items, worker_message};
 
 use crate::{allocation, says_why};
@@ -10,7 +11,7 @@ type Read = fn(Bytes);
 
 const MESSAGES: &[Read] = &[
     read::<grpc::WorkerMessage>,
-    read::<grpc::EnqueueItem>,
+    read_item,
     read::<grpc::EnqueueRequest>,
     read::<grpc::EnqueueManyRequest>,
     read::<grpc::ClaimRequest>,
@@ -83,5 +84,18 @@ fn read<M: Message + Name + Default + PartialEq + std::fmt::Debug>(bytes: Bytes)
     match read {
         Ok(message) => assert_eq!(M::decode(&message.encode_to_vec()[..]), Ok(message)),
         Err(why) => says_why(&why),
+    }
+}
+
+/// Items are read by hand, as far as they are usual.
+fn read_item(bytes: Bytes) {
+    read::<grpc::EnqueueItem>(bytes.clone());
+    let bytes_max = 64 * 1024 + 1024 * bytes.len();
+    let read = allocation::within(bytes_max, || {
+        items::check::<grpc::EnqueueItem>(&bytes).ok()?;
+        Some(Item::from_bytes(bytes.clone()))
+    });
+    if let Some(item) = read {
+        assert_eq!(item.map(grpc::EnqueueItem::from), grpc::EnqueueItem::decode(bytes));
     }
 }

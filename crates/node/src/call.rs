@@ -76,21 +76,46 @@ pub struct PlainTask {
 
 impl From<TaskSpec> for Given {
     fn from(task: TaskSpec) -> Given {
-        let asks_for_nothing = task.content_type.is_none()
-            && task.headers.is_empty()
-            && task.start == Start::Now
-            && task.order_key.is_none()
-            && task.dedup.is_none()
-            && task.unique.is_none()
-            && task.hold.is_none()
-            && task.retry == RetryOverride::default()
-            && task.expires_in.is_none()
-            && task.retention.is_none();
-        if !asks_for_nothing {
-            return Given::Other(Box::new(task));
+        // All fields by name: whoever adds one says here whether it is asked for.
+        match task {
+            TaskSpec {
+                queue,
+                kind,
+                payload,
+                priority,
+                content_type: None,
+                headers,
+                start: Start::Now,
+                order_key: None,
+                dedup: None,
+                unique: None,
+                hold: None,
+                retry: RetryOverride { attempts: None, base: None, cap: None, age_max: None },
+                expires_in: None,
+                retention: None,
+            } if headers.is_empty() => Given::Plain(PlainTask { queue, kind, payload, priority }),
+            task => Given::Other(Box::new(task)),
         }
-        let TaskSpec { queue, kind, payload, priority, .. } = task;
-        Given::Plain(PlainTask { queue, kind, payload, priority })
+    }
+}
+
+/// What a task's place hangs on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keys<'a> {
+    pub(crate) queue: &'a QueueName,
+    pub(crate) order: Option<&'a str>,
+    pub(crate) unique: Option<&'a str>,
+    pub(crate) dedup: Option<&'a str>,
+}
+
+impl TaskSpec {
+    pub(crate) fn keys(&self) -> Keys<'_> {
+        Keys {
+            queue: &self.queue,
+            order: self.order_key.as_deref(),
+            unique: self.unique.as_ref().map(|(key, _)| key.as_str()),
+            dedup: self.dedup.as_ref().map(|(key, _)| key.as_str()),
+        }
     }
 }
 
@@ -100,6 +125,13 @@ impl Given {
         match self {
             Given::Plain(task) => &task.queue,
             Given::Other(task) => &task.queue,
+        }
+    }
+
+    pub(crate) fn keys(&self) -> Keys<'_> {
+        match self {
+            Given::Plain(task) => Keys { queue: &task.queue, order: None, unique: None, dedup: None },
+            Given::Other(task) => task.keys(),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use model::{KeyHash, QueueName, ShardId, Spread};
 
-use crate::call::Given;
+use crate::call::Keys;
 
 /// A task's keys, and the shard that they ask for. How far each key holds is the shard's business.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,16 +22,18 @@ pub(crate) struct Placed {
 }
 
 /// Places a task in a cluster of `shards`.
-pub(crate) fn place(task: &Given, spread: Spread, shards: u16) -> Placed {
-    let pinned = (spread == Spread::Pinned).then(|| ShardId::of_queue(task.queue(), shards));
-    let Given::Other(task) = task else { return Placed { shard: pinned, ..Placed::default() } };
-    let hash = |key: &str| KeyHash::new(&task.queue, key);
-    let order_key = task.order_key.as_deref().map(hash);
-    let unique_key = task.unique.as_ref().map(|(key, _)| hash(key));
-    let dedup_key = task.dedup.as_ref().map(|(key, _)| hash(key));
-    let first = order_key.or(unique_key).or(dedup_key);
-    let by_key = || first.map(|first| ShardId::of_hash(first.place(), shards));
-    Placed { shard: pinned.or_else(by_key), order_key, unique_key, dedup_key }
+pub(crate) fn place(keys: Keys<'_>, spread: Spread, shards: u16) -> Placed {
+    let Keys { queue, order, unique, dedup } = keys;
+    let hash = |key: &str| KeyHash::new(queue, key);
+    let (order_key, unique_key, dedup_key) = (order.map(hash), unique.map(hash), dedup.map(hash));
+    let shard = match spread {
+        Spread::Pinned => Some(ShardId::of_queue(queue, shards)),
+        Spread::All => {
+            let first = order_key.or(unique_key).or(dedup_key);
+            first.map(|first| ShardId::of_hash(first.place(), shards))
+        }
+    };
+    Placed { shard, order_key, unique_key, dedup_key }
 }
 
 /// Where the task with this dedup key is, and the key as that shard knows it: within the place of the
@@ -62,7 +64,7 @@ mod tests {
     use model::command::UniqueUntil;
     use model::{KindName, Millis};
 
-    fn task(order: Option<&str>, unique: Option<&str>, dedup: Option<&str>) -> Given {
+    fn task(order: Option<&str>, unique: Option<&str>, dedup: Option<&str>) -> TaskSpec {
         let queue = QueueName::new("mail").unwrap();
         TaskSpec {
             order_key: order.map(str::to_owned),
@@ -70,11 +72,10 @@ mod tests {
             dedup: dedup.map(|key| (key.to_owned(), Millis(0))),
             ..TaskSpec::new(queue, KindName::new("welcome").unwrap())
         }
-        .into()
     }
 
-    fn shard(spread: Spread, task: &Given) -> Option<ShardId> {
-        place(task, spread, 64).shard
+    fn shard(spread: Spread, task: &TaskSpec) -> Option<ShardId> {
+        place(task.keys(), spread, 64).shard
     }
 
     #[test]
@@ -102,7 +103,7 @@ mod tests {
             for (order, unique) in
                 [(None, None), (Some("o"), None), (None, Some("u")), (Some("o"), Some("u"))]
             {
-                let placed = place(&task(order, unique, Some("d")), spread, 64);
+                let placed = place(task(order, unique, Some("d")).keys(), spread, 64);
                 let (found, _) = dedup(&queue, spread, 64, "d", order, unique);
                 assert_eq!(placed.shard, Some(found), "{spread:?} {order:?} {unique:?}");
             }

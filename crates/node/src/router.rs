@@ -144,7 +144,7 @@ impl Inner {
                     if policy.tasks_max.is_some() {
                         turns = Turns::Even;
                     }
-                    placed.push(place::place(task, policy.spread, self.groups.count()));
+                    placed.push(place::place(task.keys(), policy.spread, self.groups.count()));
                 }
                 Err(error) if atomic => return Err(error),
                 Err(error) => {
@@ -325,7 +325,7 @@ impl Inner {
                 return Err(Error::PayloadTooLarge { bytes, bytes_max: policy.payload_bytes_max });
             }
             let task = Given::from(task);
-            let placed = place::place(&task, policy.spread, self.groups.count());
+            let placed = place::place(task.keys(), policy.spread, self.groups.count());
             let shard = placed.shard.unwrap_or(source.shard());
             Ok(FollowUp { shard, task: new_task(task, &placed, ids.next(shard), &mut BytesMut::new()) })
         };
@@ -359,7 +359,9 @@ impl Results {
     fn put(&mut self, places: Vec<usize>, outcomes: impl Iterator<Item = Result<Enqueued, Error>>) {
         if let Results::None(count) = *self {
             if places.len() == count {
-                *self = Results::All(outcomes.take(count).collect());
+                let all: EnqueueResults = outcomes.take(count).collect();
+                assert_eq!(all.len(), count, "every task is answered");
+                *self = Results::All(all);
                 return;
             }
             *self = Results::Each(vec![None; count]);

@@ -15,7 +15,7 @@ impl Node {
     /// The shard that a task's keys or its queue ask for; nothing when any will do.
     pub fn shard_of_spec(&self, task: &TaskSpec) -> Option<ShardId> {
         let inner = &self.inner;
-        place::place(&task.clone().into(), inner.policies.spread(&task.queue), inner.groups.count()).shard
+        place::place(task.keys(), inner.policies.spread(&task.queue), inner.groups.count()).shard
     }
 
     /// The shard of the task with this dedup key, within the order key or unique key if it has one.

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::keep::{self, Writing};
 use crate::machine_store::Checkpointed;
 use crate::mend;
-use crate::news::NewsTable;
+use crate::news::{GONE_PER_TASK, NewsTable};
 use crate::propose::Raft;
 use crate::records::{self, Others};
 use crate::replica::ReplicaConfig;
@@ -263,7 +263,7 @@ impl<M: Codec> Checkpointer<M> {
 /// Takes all that changed out of the machine, a slice at a time.
 fn make_cut<M: Codec>(shared: &Shared<M>) -> Cut {
     // Room for as much as came before is made here: growing under the lock would copy it all.
-    let empty = NewsTable::with_capacity(shared.lock().keep.changed().min(2 * NEWS_MAX));
+    let empty = NewsTable::with_capacity(shared.lock().keep.changed().min(GONE_PER_TASK * NEWS_MAX));
     let mut cut = shared.slice(|core| begin(core, empty));
     if let Some(applied) = cut.checkpointed.applied {
         shared.teller.hashed(applied.index, cut.hash);

@@ -17,7 +17,7 @@ const ROW_BYTES: usize = 48;
 /// About what a line of history takes in a row.
 const LINE_BYTES: usize = 48;
 /// The word that a task went takes about so much less memory than the news of one that is there.
-const GONE_PER_TASK: usize = 8;
+pub(crate) const GONE_PER_TASK: usize = 4;
 
 /// What came of one task since the last cut.
 #[derive(Clone, Debug)]

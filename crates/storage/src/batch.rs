@@ -137,6 +137,7 @@ mod tests {
         batch.clear();
         assert!(batch.is_empty() && batch.tables().next().is_none());
     }
+
     #[test]
     fn keys_of_any_length_come_out_in_order() {
         let long = |last: u8| [&[7; 20][..], &[last]].concat();

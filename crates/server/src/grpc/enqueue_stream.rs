@@ -16,7 +16,7 @@ use node::Node;
 use node::call::Given;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Status, Streaming};
-use wire::grpc::streams::{self, Item, WrittenResults};
+use wire::grpc::streams::{Item, ItemTask, WrittenResults};
 use wire::http::parse::check_at_most;
 use wire::http::{Code, Problem};
 
@@ -134,7 +134,7 @@ impl Batch {
         Ok(())
     }
 
-    fn add(&mut self, seq: u64, task: Option<streams::Given>, refused: &mut WrittenResults) {
+    fn add(&mut self, seq: u64, task: Option<ItemTask>, refused: &mut WrittenResults) {
         match task.map(read::item) {
             Some(Ok(task)) => {
                 self.bytes += task.payload().len();

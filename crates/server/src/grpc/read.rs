@@ -8,7 +8,7 @@ use node::call::{Freshness, Given, PlainTask, TaskSpec};
 use prost_types::Timestamp;
 use serde_json::value::RawValue;
 use wire::grpc;
-use wire::grpc::streams::{self, Plain};
+use wire::grpc::streams::{ItemTask, Plain};
 use wire::http::claim::{ClaimRequest, QueueChoice};
 use wire::http::enqueue::{RetryRequest, TaskRequest, UniqueRequest, UniqueUntilWord, check_content_type};
 use wire::http::{Id, Invalid, Ms, Pairs, Session, Text, Time, parse};
@@ -53,16 +53,16 @@ pub(crate) fn task(task: grpc::Task) -> Result<TaskSpec, Invalid> {
 }
 
 /// The same, as a stream brings it.
-pub(crate) fn item(given: streams::Given) -> Result<Given, Invalid> {
-    match given {
-        streams::Given::Plain(Plain { queue, kind, payload }) => {
+pub(crate) fn item(item: ItemTask) -> Result<Given, Invalid> {
+    match item {
+        ItemTask::Plain(Plain { queue, kind, payload }) => {
             let payload = match payload.is_empty() {
                 true => Bytes::from_static(b"null"),
                 false => json("payload", &payload)?,
             };
             Ok(Given::Plain(PlainTask { queue, kind, payload, priority: limits::PRIORITY_DEFAULT }))
         }
-        streams::Given::Any(any) => task(*any).map(Given::from),
+        ItemTask::Any(any) => task(*any).map(Given::from),
     }
 }
 

@@ -328,7 +328,8 @@ impl Hasher for FixedHasher {
         self.0 = xxhash_rust::xxh3::xxh3_64_with_seed(bytes, self.0);
     }
 
-    /// Slots: those of tasks that came together are in a row, and so is what is kept under them.
+    /// Slots: those of tasks that came together are in a row, and so is what is kept under them. For small tables: where much
+    /// comes and goes, full neighbourhoods make one be sorted anew from time to time.
     fn write_u32(&mut self, value: u32) {
         let value = u64::from(value);
         self.0 ^= value ^ value.wrapping_mul(0x9e37_79b9_7f4a_7c15) & tasks::TAG;

@@ -7,13 +7,18 @@ use model::TaskId;
 
 use super::execution::{Execution, NONE, Slot};
 
-/// A slab of executions and an index of 5 to 10 bytes a task.
+/// A slab of executions and an index of 5 to 10 bytes a task: up to 75 for one whose id is in no row with others.
 #[derive(Default)]
 pub(super) struct Tasks {
     slots: Vec<Entry>,
     free: Slot,
-    by_id: HashTable<Slot>,
+    rows: HashTable<Row>,
+    len: usize,
 }
+
+/// Ids that differ in their last bits only. A request's ids come in a row, and what is asked of them mostly does too: a row takes
+/// a line or two of memory, where each task would take as many.
+struct Row([Slot; ROW as usize]);
 
 enum Entry {
     Used(Execution),
@@ -23,16 +28,18 @@ enum Entry {
 
 impl Tasks {
     pub(super) fn new() -> Tasks {
-        Tasks { slots: Vec::new(), free: NONE, by_id: HashTable::new() }
+        Tasks { slots: Vec::new(), free: NONE, rows: HashTable::new(), len: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.by_id.len()
+        self.len
     }
 
     /// Where the task of this id lies.
     pub(super) fn find(&self, id: TaskId) -> Option<Slot> {
-        self.by_id.find(hash(id), |&slot| self[slot].id == id).copied()
+        let place = place(id);
+        let has_it = |row: &Row| row.0[place] != NONE && self[row.0[place]].id == id;
+        self.rows.find(row_hash(id), has_it).map(|row| row.0[place])
     }
 
     /// The task in this slot, if it is in use.
@@ -60,17 +67,32 @@ impl Tasks {
             slot
         };
         let slots = &self.slots;
-        self.by_id.insert_unique(hash(id), slot, |&slot| hash(used(slots, slot).id));
+        let id_in = |row: &Row| used(slots, row.first()).id;
+        match self.rows.find_mut(row_hash(id), |row| row_of(id_in(row)) == row_of(id)) {
+            Some(row) => row.0[place(id)] = slot,
+            None => {
+                let mut row = Row([NONE; ROW as usize]);
+                row.0[place(id)] = slot;
+                self.rows.insert_unique(row_hash(id), row, |row| row_hash(id_in(row)));
+            }
+        }
+        self.len += 1;
         slot
     }
 
     /// Takes a task out.
     pub(super) fn remove(&mut self, slot: Slot) -> Execution {
         let id = self[slot].id;
-        match self.by_id.find_entry(hash(id), |&found| found == slot) {
-            Ok(entry) => entry.remove(),
+        match self.rows.find_entry(row_hash(id), |row| row.0[place(id)] == slot) {
+            Ok(mut entry) => {
+                entry.get_mut().0[place(id)] = NONE;
+                if entry.get().0 == [NONE; ROW as usize] {
+                    entry.remove();
+                }
+            }
             Err(_) => unreachable!("task {id} is in its slot, so it is in the index"),
         };
+        self.len -= 1;
         let entry = std::mem::replace(&mut self.slots[slot as usize], Entry::Free(self.free));
         self.free = slot;
         match entry {
@@ -110,19 +132,40 @@ impl IndexMut<Slot> for Tasks {
     }
 }
 
-/// Ids in a row that lie side by side in an index.
+impl Row {
+    /// One of its tasks: it has at least one.
+    fn first(&self) -> Slot {
+        self.0.into_iter().find(|slot| *slot != NONE).expect("a row without tasks is taken out")
+    }
+}
+
+/// Ids in a row.
 const ROW: u64 = 8;
 
-/// Ids hold a time and random bits; the product spreads both over all 64 bits. But a request's ids come in a row, and what is
-/// asked of them mostly does too: so they lie side by side, and a row takes a line or two of memory instead of one for each.
-pub(super) fn hash(id: TaskId) -> u64 {
+/// What the ids of a row have in common.
+fn row_of(id: TaskId) -> u128 {
+    id.bits() / u128::from(ROW)
+}
+
+/// Where an id stands in its row.
+fn place(id: TaskId) -> usize {
+    (id.bits() as u64 % ROW) as usize
+}
+
+/// Ids hold a time and random bits; the product spreads both over all 64 bits.
+fn row_hash(id: TaskId) -> u64 {
     let bits = id.bits();
-    let (low, high) = (bits as u64, (bits >> 64) as u64);
-    let folded = (low & !(ROW - 1)) ^ high.rotate_left(23);
+    let folded = (bits as u64 & !(ROW - 1)) ^ ((bits >> 64) as u64).rotate_left(23);
     let wide = u128::from(folded).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-    let spread = (wide >> 64) as u64 ^ wide as u64;
+    (wide >> 64) as u64 ^ wide as u64
+}
+
+/// As [`row_hash`], but for an index of single ids: those of a row lie side by side in it. Only where nothing is taken out: full
+/// neighbourhoods would fill up with what was there.
+pub(super) fn hash(id: TaskId) -> u64 {
+    let low = id.bits() as u64;
     // What tells an index's neighbours apart is in the highest bits.
-    (spread & !(ROW - 1) | low & (ROW - 1)) ^ low.wrapping_mul(0x9e37_79b9_7f4a_7c15) & TAG
+    (row_hash(id) & !(ROW - 1) | (low % ROW)) ^ low.wrapping_mul(0x9e37_79b9_7f4a_7c15) & TAG
 }
 
 /// The highest bits of a hash: an index compares them before it looks at what it found.
@@ -135,6 +178,57 @@ mod tests {
     #[test]
     fn a_task_takes_no_more_than_96_bytes() {
         assert!(size_of::<Entry>() <= 96, "{} bytes: ten million of them must fit", size_of::<Entry>());
+    }
+
+    fn execution(id: TaskId) -> Execution {
+        Execution {
+            id,
+            digest: 0,
+            enqueued_at: model::WallTime::from_millis(0),
+            since: 0,
+            when: 0,
+            rank: 0,
+            fence: model::Fence(0),
+            extra: None,
+            queue: 0,
+            kind_hash: 0,
+            prev: NONE,
+            next: NONE,
+            attempts: 0,
+            lost_in_row: 0,
+            priority: 0,
+            state: model::StateKind::Ready,
+            last: super::super::execution::Last::Open,
+            flags: super::super::execution::Flags::default(),
+        }
+    }
+
+    #[test]
+    fn tasks_are_found_by_id_whether_others_of_their_row_are_there_or_not() {
+        let shard = model::ShardId::new(1).unwrap();
+        let id = |n: u64| {
+            // Some in rows, some alone.
+            let n = if n.is_multiple_of(3) { n * 1_000_003 } else { n };
+            TaskId::new(shard, model::WallTime::from_millis(1), n)
+        };
+        let mut tasks = Tasks::new();
+        let mut there = std::collections::BTreeMap::new();
+        for step in 0..40_000u64 {
+            // Up and down between none and some thousands, in no order.
+            let n = step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
+            match there.remove(&n) {
+                Some(slot) => assert_eq!(tasks.remove(slot).id, id(n)),
+                None => drop(there.insert(n, tasks.insert(execution(id(n))))),
+            }
+            assert_eq!(tasks.len(), there.len());
+            for n in [n, n ^ 1, n ^ 7, step % 4_096] {
+                assert_eq!(tasks.find(id(n)), there.get(&n).copied(), "task {n} at step {step}");
+            }
+        }
+        for (n, slot) in there {
+            assert_eq!(tasks.remove(slot).id, id(n));
+        }
+        assert!(tasks.len() == 0 && tasks.rows.is_empty(), "nothing is left of rows");
     }
 
     #[test]

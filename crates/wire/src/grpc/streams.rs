@@ -6,6 +6,7 @@
 use std::marker::PhantomData;
 
 use bytes::{Bytes, BytesMut};
+use model::limits::ENQUEUE_TASKS_MAX;
 use model::{KindName, QueueName, TaskId, WallTime};
 use prost::encoding::{decode_varint, encoded_len_varint};
 use prost::{DecodeError, Message};
@@ -46,14 +47,14 @@ pub struct Item {
     /// The caller's number for the first task.
     pub seq: u64,
     /// The first task.
-    pub task: Option<Given>,
+    pub task: Option<ItemTask>,
     /// Those after it.
-    pub more: Vec<Given>,
+    pub more: Vec<ItemTask>,
 }
 
 /// A task as it came.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Given {
+pub enum ItemTask {
     /// One that asks for nothing.
     Plain(Plain),
     /// Any other.
@@ -83,8 +84,29 @@ impl Item {
 
 impl From<EnqueueItem> for Item {
     fn from(item: EnqueueItem) -> Item {
-        let any = |task| Given::Any(Box::new(task));
+        let any = |task| ItemTask::Any(Box::new(task));
         Item { seq: item.seq, task: item.task.map(any), more: item.more.into_iter().map(any).collect() }
+    }
+}
+
+impl From<Item> for EnqueueItem {
+    fn from(item: Item) -> EnqueueItem {
+        let more = item.more.into_iter().map(Task::from).collect();
+        EnqueueItem { seq: item.seq, task: item.task.map(Task::from), more }
+    }
+}
+
+impl From<ItemTask> for Task {
+    fn from(task: ItemTask) -> Task {
+        match task {
+            ItemTask::Plain(Plain { queue, kind, payload }) => Task {
+                queue: queue.as_str().to_owned(),
+                kind: kind.as_str().to_owned(),
+                payload,
+                ..Task::default()
+            },
+            ItemTask::Any(task) => *task,
+        }
     }
 }
 
@@ -97,15 +119,16 @@ fn item(whole: &Bytes) -> Option<Item> {
         last = key;
         match key {
             ITEM_SEQ => item.seq = decode_varint(&mut rest).ok()?,
-            ITEM_TASK => item.task = Some(given(whole, piece(&mut rest)?, None)?),
+            ITEM_TASK => item.task = Some(item_task(whole, piece(&mut rest)?, None)?),
             ITEM_MORE => {
                 let body = piece(&mut rest)?;
                 if item.more.is_empty() {
                     // They are alike, mostly.
-                    item.more.reserve_exact(1 + rest.len() / body.len().max(TASK_BYTES_MIN));
+                    let alike = 1 + rest.len() / body.len().max(TASK_BYTES_MIN);
+                    item.more.reserve_exact(alike.min(ENQUEUE_TASKS_MAX));
                 }
                 let like = item.more.last().or(item.task.as_ref());
-                let task = given(whole, body, like)?;
+                let task = item_task(whole, body, like)?;
                 item.more.push(task);
             }
             _ => return None,
@@ -115,14 +138,14 @@ fn item(whole: &Bytes) -> Option<Item> {
 }
 
 /// A task that came after one that may be `like` it: then it shares the names.
-fn given(whole: &Bytes, body: &[u8], like: Option<&Given>) -> Option<Given> {
+fn item_task(whole: &Bytes, body: &[u8], like: Option<&ItemTask>) -> Option<ItemTask> {
     let like = match like {
-        Some(Given::Plain(like)) => Some(like),
+        Some(ItemTask::Plain(like)) => Some(like),
         _ => None,
     };
     match plain(whole, body, like) {
-        Some(task) => Some(Given::Plain(task)),
-        None => Task::decode(whole.slice_ref(body)).ok().map(Box::new).map(Given::Any),
+        Some(task) => Some(ItemTask::Plain(task)),
+        None => Task::decode(whole.slice_ref(body)).ok().map(Box::new).map(ItemTask::Any),
     }
 }
 
@@ -357,27 +380,24 @@ impl Push<'_> {
 impl Written<ServerMessage> {
     /// Tasks that are pushed.
     pub fn tasks<'a>(tasks: impl Iterator<Item = Push<'a>> + Clone) -> Self {
-        let mut list = Written::<super::Tasks>::default();
         let bytes: usize = tasks.clone().map(|task| 1 + counted(task.bytes())).sum();
-        list.bytes.reserve(1 + counted(bytes));
+        let mut buffer = BytesMut::new();
+        let mut room = Room::new(1 + counted(bytes), &mut buffer);
+        room.head(SERVER_TASKS, bytes);
         for task in tasks {
-            let mut room = list.add(task.bytes());
+            room.head(LIST_ITEM, task.bytes());
             task.write(&mut room);
-            room.end();
         }
-        Self::with(SERVER_TASKS, list)
+        room.end();
+        Written { bytes: buffer, count: 1, message: PhantomData }
     }
 
     /// Results.
-    pub fn results(results: Written<OutcomeResults>) -> Self {
-        Self::with(SERVER_RESULTS, results)
-    }
-
-    fn with<L>(key: u8, list: Written<L>) -> Self {
-        let mut bytes = BytesMut::with_capacity(1 + counted(list.bytes.len()));
-        let mut room = Room::new(1 + counted(list.bytes.len()), &mut bytes);
-        room.head(key, list.bytes.len());
-        room.slice(&list.bytes);
+    pub fn results(results: &Written<OutcomeResults>) -> Self {
+        let mut bytes = BytesMut::new();
+        let mut room = Room::new(1 + counted(results.bytes.len()), &mut bytes);
+        room.head(SERVER_RESULTS, results.bytes.len());
+        room.slice(&results.bytes);
         room.end();
         Written { bytes, count: 1, message: PhantomData }
     }
@@ -528,30 +548,13 @@ mod tests {
         Task { queue, kind: format!("kind-{}", n / 2), payload, ..Task::default() }
     }
 
-    fn as_generated(given: &Given) -> Task {
-        match given {
-            Given::Plain(Plain { queue, kind, payload }) => Task {
-                queue: queue.as_str().to_owned(),
-                kind: kind.as_str().to_owned(),
-                payload: payload.clone(),
-                ..Task::default()
-            },
-            Given::Any(task) => (**task).clone(),
-        }
-    }
-
-    fn item_of(item: &Item) -> EnqueueItem {
-        let more = item.more.iter().map(as_generated).collect();
-        EnqueueItem { seq: item.seq, task: item.task.as_ref().map(as_generated), more }
-    }
-
     #[test]
     fn an_item_of_plain_tasks_is_read_by_hand() {
         let expected = EnqueueItem { seq: 300, task: Some(task(0)), more: (1..30).map(task).collect() };
         let read = item(&expected.encode_to_vec().into()).unwrap();
-        let is_plain = |task: &Given| matches!(task, Given::Plain(_));
+        let is_plain = |task: &ItemTask| matches!(task, ItemTask::Plain(_));
         assert!(read.task.as_ref().is_some_and(is_plain) && read.more.iter().all(is_plain));
-        assert_eq!(item_of(&read), expected);
+        assert_eq!(EnqueueItem::from(read), expected);
     }
 
     #[test]
@@ -568,8 +571,8 @@ mod tests {
         for odd in odd {
             let expected = EnqueueItem { seq: 0, task: None, more: vec![task(8), odd, task(8)] };
             let read = item(&expected.encode_to_vec().into()).unwrap();
-            assert!(matches!(read.more[..], [Given::Plain(_), Given::Any(_), Given::Plain(_)]));
-            assert_eq!(item_of(&read), expected);
+            assert!(matches!(read.more[..], [ItemTask::Plain(_), ItemTask::Any(_), ItemTask::Plain(_)]));
+            assert_eq!(EnqueueItem::from(read), expected);
         }
     }
 
@@ -583,20 +586,20 @@ mod tests {
             bytes[at] ^= flip;
             let bytes = Bytes::from(bytes);
             if let Some(item) = item(&bytes) {
-                assert_eq!(EnqueueItem::decode(bytes), Ok(item_of(&item)), "byte {at} flipped by {flip}");
+                assert_eq!(EnqueueItem::decode(bytes), Ok(item.into()), "byte {at} flipped by {flip}");
                 read += 1;
             }
         }
         assert!(read > 10_000, "most flips change a value: {read}");
         for len in 0..whole.len() {
             let bytes = Bytes::copy_from_slice(&whole[..len]);
-            let read = Item::from_bytes(bytes.clone()).map(|item| item_of(&item));
+            let read = Item::from_bytes(bytes.clone()).map(EnqueueItem::from);
             assert_eq!(read.is_ok(), EnqueueItem::decode(bytes).is_ok(), "cut after {len}");
         }
         // What stands there twice is one, as the message says.
-        let twice = Bytes::from([[16, 0].as_slice(), &whole, &whole].concat());
-        assert_eq!(item(&twice), None);
-        assert_eq!(Item::from_bytes(twice.clone()).map(|item| item_of(&item)), EnqueueItem::decode(twice));
+        let twice = Bytes::from([&whole[..], &whole].concat());
+        assert!(item(&twice).is_none() && EnqueueItem::decode(twice.clone()).is_ok());
+        assert_eq!(Item::from_bytes(twice.clone()).map(EnqueueItem::from), EnqueueItem::decode(twice));
     }
 
     #[test]
@@ -640,7 +643,7 @@ mod tests {
         written.add_other(9, held.clone());
         results.push(OutcomeResult { seq: 9, result: Some(held) });
         let message = Some(server_message::Message::Results(OutcomeResults { results }));
-        assert_eq!(Written::results(written).bytes(), ServerMessage { message }.encode_to_vec());
+        assert_eq!(Written::results(&written).bytes(), ServerMessage { message }.encode_to_vec());
     }
 
     #[test]

@@ -239,7 +239,7 @@ impl Stream for Outgoing {
                 let waited = since.elapsed();
                 Ok(Written::tasks(claims.iter().map(|claim| tell::push(claim, waited))))
             }
-            Out::Results(results) => Ok(Written::results(results)),
+            Out::Results(results) => Ok(Written::results(&results)),
             Out::Message(message) => Ok(Written::from(&grpc::ServerMessage { message: Some(*message) })),
             Out::End(status) => Err(*status),
         }))
