@@ -190,7 +190,8 @@ async fn finish_file<M: Codec>(
         return Err(Error::malformed("a checkpoint that ends elsewhere than was said"));
     }
     let meta = SnapshotMeta { last_log_id, last_membership: membership };
-    let handle = CheckpointHandle { received: Some(Received { path: path.clone(), core, lacking }) };
+    let received = Received { path: path.clone(), core, lacking };
+    let handle = CheckpointHandle { received: Some(Box::new(received)) };
     let installed = raft.install_full_snapshot(vote, Snapshot { meta, snapshot: handle }).await;
     // After an error the engine may still be at it: the next start clears up.
     let response = installed.map_err(|_| Error::Stopped)?;
